@@ -150,7 +150,7 @@ def test_modified_and_missing_files_are_refused(folder: Path, server: FileServer
         with pytest.raises(CorruptError, match=r"bytes 0 to 1,048,576 of .* do not match their checksum after two attempts"):
             store.take([0])
         path.unlink()
-        with pytest.raises(CorruptError, match="is missing, although the manifest names it"):
+        with pytest.raises(CorruptError, match="is missing, although the manifest lists it"):
             store.take([0])
     finally:
         path.write_bytes(whole)

@@ -260,7 +260,7 @@ def test_truncated_and_missing_files_have_different_errors(tmp_path: Path) -> No
     with pytest.raises(CorruptError, match="bytes instead of"):
         Store(tmp_path / "s").take([0])
     path.unlink()
-    with pytest.raises(CorruptError, match="is missing, although the manifest names it"):
+    with pytest.raises(CorruptError, match="is missing, although the manifest lists it"):
         Store(tmp_path / "s").take([0])
     assert len(verify(Store(tmp_path / "s"))) == 1
 

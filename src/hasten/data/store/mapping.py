@@ -86,7 +86,7 @@ class LocalMap(Mapped):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise CorruptError(
-                f"{path} is missing, although the manifest names it: restore it, or convert the source again."
+                f"{path} is missing, although the manifest lists it: restore it, or convert the source again."
             ) from error
         except OSError as error:
             raise DataError(f"{path} cannot be opened ({error.strerror}): check its permissions.") from error
