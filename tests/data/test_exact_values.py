@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hasten.core.errors import DataError
 from hasten.data.convert.contract import Reader
 from hasten.data.convert.readers.json_array import JsonArray
 from hasten.data.convert.readers.jsonl import Jsonl
+from hasten.data.convert.readers.webdataset import WebDataset
 from tests.data.reading import read
 
 
@@ -119,6 +122,30 @@ def test_text_that_is_not_utf_8_is_quarantined(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"x": "a"}\n' * 100 + b'{"x": "\xff"}\n')
     _, rows, bad = read(Jsonl, tmp_path / "a.jsonl")
     assert (len(rows), bad[0].reason) == (100, "invalid UTF-8: invalid start byte at byte 7 of the record")
+
+
+@pytest.mark.parametrize(
+    ("ending", "common", "odd", "reason"),
+    [
+        ("cls", b"7\n", b"1_0", "cls: not an integer"),
+        ("cls", b"7", b"1.5", "cls: not an integer"),
+        ("json", b'{"a": 1}', b'{"a": 1, "a": 2}', "json: invalid JSON"),
+        pytest.param("json", b'{"a": 1}', b"[" * 100_000 + b"]" * 100_000, "json: invalid JSON", id="deep"),
+        ("json", b'{"a": 1}', b'{"a": 1.5}', "field 'json' is not of type struct<a: int64>"),
+        ("txt", b"a", b"\xff", "txt: invalid UTF-8"),
+    ],
+)
+def test_a_bad_sample_of_a_tar_file_is_quarantined(
+    tmp_path: Path, ending: str, common: bytes, odd: bytes, reason: str
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(300):
+            data = odd if number == 299 else common
+            member = tarfile.TarInfo(f"{number:03d}.{ending}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    _, rows, bad = read(WebDataset, tmp_path / "a.tar")
+    assert (len(rows), [(one.position, one.reason) for one in bad]) == (299, [("sample 299", reason)])
 
 
 def same(stored: Any, given_value: Any) -> bool:

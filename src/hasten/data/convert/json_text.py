@@ -15,15 +15,25 @@ _MAX_DIGITS = 40
 def parsed(line: bytes) -> dict[str, Any] | str:
     """Return the record of a line, or the reason why it has none."""
     try:
-        return record_of(_DECODER.decode(line.decode("utf-8-sig")))
+        return record_of(loads(line))
     except json.JSONDecodeError as error:
         return f"invalid JSON: {error.msg} at character {error.pos} of the record"
     except UnicodeDecodeError as error:
         return f"invalid UTF-8: {error.reason} at byte {error.start} of the record"
-    except RecursionError:
-        return "invalid JSON: nested too deeply"
-    except ValueError as error:  # of the functions below
+    except ValueError as error:
         return f"invalid JSON: {error}"
+
+
+def loads(data: bytes | memoryview) -> Any:
+    """Parse JSON in UTF-8.
+
+    Raises:
+        ValueError: It is invalid, repeats a key, is nested too deeply, or contains a number that is too large.
+    """
+    try:
+        return _DECODER.decode(str(data, "utf-8-sig"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ pickles, which can run any code, so such columns are refused.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from hasten.core.errors import DataError
 from hasten.data.convert.chunks import Chunked, Decode, array_of, chunk_unit, index_of, samples_of
 from hasten.data.convert.contract import Unit
+from hasten.data.convert.json_text import loads
 
 _VERSION = 2
 _SCALARS = frozenset({
@@ -100,7 +100,7 @@ def decoder(encoding: str, where: str) -> Decode:
         "int": lambda data: int.from_bytes(data, "little", signed=True),
         "str_int": lambda data: int(bytes(data)),
         "str_float": lambda data: float(bytes(data)),
-        "json": lambda data: json.loads(bytes(data)),
+        "json": loads,
     }
     if name in plain:
         return plain[name]

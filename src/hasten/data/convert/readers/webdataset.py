@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.json_text import loads
 from hasten.data.convert.refusals import no_records, truncated
 from hasten.data.convert.typing import read_records, types_of
 
 ENDINGS = (".tar",)
 _INFERRED_SAMPLES = 256
 _TEXT = ("txt", "text", "transcript")
+_INTEGER = re.compile(rb"\s*[-+]?[0-9]{1,20}\s*")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
@@ -93,9 +95,9 @@ def _decoded(ending: str, data: bytes) -> Any:
         if last in _TEXT:
             return data.decode("utf-8")
         if last in _NUMBERS:
-            return int(data)
+            return int(data) if _INTEGER.fullmatch(data) else ValueError("not an integer")
         if last == "json":
-            return json.loads(data)
+            return loads(data)
     except UnicodeDecodeError:
         return ValueError("invalid UTF-8")
     except ValueError:
