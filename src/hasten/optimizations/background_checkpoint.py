@@ -19,6 +19,7 @@ from hasten.core.seams import Seam, Undo, replace_attribute
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MAX_MEMORY_FRAC = 0.9
+"""Largest share of the memory that the job and a copy of its weights may use."""
 
 
 @dataclass(frozen=True, kw_only=True)

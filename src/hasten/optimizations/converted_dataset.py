@@ -36,6 +36,7 @@ from hasten.optimizations.parts.sample_caching import disk_words, kept_folder, q
 MOST_S = 600.0
 """Longest time for preparing all samples, in seconds. Above it, `hasten data convert` must be run beforehand."""
 LARGEST_GIB = 64.0
+"""Largest store that is created for one run, in GiB."""
 _GIB = 2**30
 _ROWS, _EXAMINED, _CHECKED = 256, 8, 8
 

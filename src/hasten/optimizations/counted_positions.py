@@ -37,6 +37,7 @@ from hasten.core.seeding import kept_random_state
 PRODUCTS = ("addmm", "mm")
 """Operators of a linear layer, forward and backward."""
 TRACED_SAMPLES = 2
+"""Number of samples in the batch that is traced to find the output layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

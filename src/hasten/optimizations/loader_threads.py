@@ -20,7 +20,9 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, replace_attribute
 
 MAX_WAITING_THREADS = 16
+"""Largest number of threads if fetching mostly waits."""
 MOSTLY_WAITING = 0.5
+"""Share of waiting in the fetching time above which fetching counts as mostly waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)

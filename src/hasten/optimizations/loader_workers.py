@@ -26,7 +26,9 @@ from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MAX_WAITING_WORKERS = 16
+"""Largest number of workers if fetching mostly waits."""
 MOSTLY_WAITING = 0.5
+"""Share of waiting in the fetching time above which fetching counts as mostly waiting."""
 SHARED_MEMORY_SHARE = 0.5
 """Largest share of the free shared memory for prefetched batches. The rest is for other processes and ranks."""
 

@@ -25,6 +25,7 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to
 
 MIN_MATMUL_GAIN = 1.05
+"""Smallest speed-up of a bfloat16 matrix product over float32 that makes a trial worthwhile."""
 LARGE_ELEMENTS = 2**16
 """Smallest weight of the second candidate, in elements: a small product may cost less than its conversions."""
 

@@ -21,6 +21,7 @@ from hasten.core.source_edits import SourceEdits, UnwritableError
 from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, saved_frac, why_nothing_is_kept
 
 MEMORY_SHARE = 0.25
+"""Largest share of the memory that cached samples may use."""
 
 
 @dataclass(frozen=True, kw_only=True)

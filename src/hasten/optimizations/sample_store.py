@@ -50,9 +50,11 @@ from hasten.optimizations.parts.sample_caching import (
 )
 
 LARGEST_GIB = 64.0
+"""Largest store that is offered, in GiB."""
 SPARE = 1.25
 """Size of the records relative to the pickled samples: it includes alignment and headers."""
 FREE_DISK_SHARE = 0.5
+"""Largest share of the free disk space that a store may use."""
 _GIB = 2**30
 _HEAD = struct.Struct("<4sIQQ")
 """Header of a record: a mark, the checksum of the payload, the index of the sample, the length of the payload in bytes."""

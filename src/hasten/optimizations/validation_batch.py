@@ -20,6 +20,7 @@ from hasten.core.seams import Seam, Undo, replace_attribute
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 MEMORY_SHORT = 0.8
+"""Share of the memory above which memory counts as short."""
 
 
 @dataclass(frozen=True, kw_only=True)
