@@ -112,9 +112,7 @@ def test_a_fit_is_profiled(pl: Any, callback: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slow", "name"), [("valid", "validation"), ("saves", "checkpoint")])
-def test_what_stands_around_the_steps_is_measured_separately(
-    pl: Any, callback: Any, tmp_path: Path, slow: str, name: str
-) -> None:
+def test_work_around_the_steps_is_measured_separately(pl: Any, callback: Any, tmp_path: Path, slow: str, name: str) -> None:
     watch = callback()
     saves = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2)
     fit(pl, [watch, saves], tmp_path, model_of(pl, slow=slow), enable_checkpointing=True)

@@ -154,7 +154,7 @@ def test_a_training_that_fails_closes_the_watch(hf: Any, callback: Any, tmp_path
         pass
 
 
-def test_what_gets_past_is_closed_by_hand_or_by_the_next_training(hf: Any, callback: Any, tmp_path: Path) -> None:
+def test_a_missed_error_is_closed_by_hand_or_by_the_next_training(hf: Any, callback: Any, tmp_path: Path) -> None:
     class Stops(hf.TrainerCallback):  # type: ignore[misc]
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
             if state.global_step == 8:

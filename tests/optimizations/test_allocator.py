@@ -27,7 +27,7 @@ JEMALLOC, TCMALLOC = "/usr/lib/libjemalloc.so.2", "/opt/lib/libtcmalloc_minimal.
         ("glibc 2.31", ("/opt/lib/libtcmalloc.so.4",), ["tcmalloc"]),
     ],
 )
-def test_the_own_library_comes_first_then_what_is_installed(
+def test_the_c_library_comes_first_then_installed_allocators(
     c_library: str, installed: tuple[str, ...], expected: list[str]
 ) -> None:
     fit = Allocator.fit(facts(on={"c_library": c_library, "allocators": installed}))
@@ -54,7 +54,7 @@ def test_versions_are_numbers(words: str, numbers: Any) -> None:
         ("tcmalloc", "libtcmalloc_minimal.so.4", {"TCMALLOC_RELEASE_RATE": "0"}),
     ],
 )
-def test_a_preload_names_the_file_that_is_there_and_keeps_what_is_freed(
+def test_a_preload_names_the_installed_file_and_keeps_freed_memory(
     kind: Any, name: str, keep: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / name
@@ -63,7 +63,7 @@ def test_a_preload_names_the_file_that_is_there_and_keeps_what_is_freed(
     assert Allocator(kind=kind).environment() == {"LD_PRELOAD": str(library), **keep}
 
 
-def test_a_library_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hasten.optimizations.allocator.library_folders", lambda _: [Path("/nowhere")])
     with pytest.raises(MachineError, match=r"tcmalloc is not installed .*/nowhere.*remove allocator from the plan"):
         Allocator(kind="tcmalloc").environment()

@@ -48,7 +48,7 @@ def test_each_names_its_event_and_no_other_technique_does() -> None:
     }  # fmt: skip
 
 
-def test_a_model_whose_copy_lies_on_a_gpu_needs_no_room_there() -> None:
+def test_a_model_on_a_gpu_needs_no_host_memory_check() -> None:
     full = facts(**{**EPOCH, "checkpoint_bytes": 8 * 2**30}, job={"device": "cuda"})
     assert BackgroundCheckpoint.fit(full).fits
 
@@ -64,7 +64,7 @@ def test_no_batch_is_no_setting() -> None:
         ValidationBatch(times=0)
 
 
-def test_what_does_the_same_twice_cannot_be_in_one_plan() -> None:
+def test_two_ways_to_compile_validation_exclude_each_other() -> None:
     assert "exclude each other" in clash(ValidationCompile(), Compile())
 
 

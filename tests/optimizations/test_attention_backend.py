@@ -24,7 +24,7 @@ def test_the_candidates_are_the_other_kernels(device: str, running: str, expecte
     assert [setting.settings()["backend"] for setting in fit.settings] == expected
 
 
-def test_the_profiler_names_what_fit_looks_for() -> None:
+def test_the_profiler_reports_the_operators_that_fit_expects() -> None:
     live = make_loop(Attention()).live
     shares, counts = op_shares(live, (live.pipeline.fetch(0, [0, 1]), 2))
     fit = AttentionBackend.fit(facts(op_counts=counts, op_frac=shares))

@@ -14,7 +14,7 @@ from hasten.train.trace import trace_step
 from tests.optimizations.contract import Images, facts, make_loop
 
 
-def test_weights_and_pictures_change_and_nothing_else() -> None:
+def test_only_weights_and_images_change() -> None:
     live = make_loop(Images(), ChannelsLast()).live
     layouts = {name: p.is_contiguous() for name, p in live.model.named_parameters() if p.dim() > 1}
     assert layouts == {"0.weight": False, "3.weight": False, "7.weight": True}
@@ -23,7 +23,7 @@ def test_weights_and_pictures_change_and_nothing_else() -> None:
     assert batch["boxes"].is_contiguous()
 
 
-def test_the_whole_chain_stays_so() -> None:
+def test_all_layers_keep_the_memory_format() -> None:
     trace = trace_step(make_loop(Images(), ChannelsLast()))
     assert trace.channels_last["convolution"] == trace.ops["convolution"] == 2
 

@@ -23,7 +23,7 @@ class Mixed(Volumes):
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 5))
 
 
-def test_weights_and_volumes_change_and_nothing_else() -> None:
+def test_only_weights_and_volumes_change() -> None:
     live = make_loop(Mixed(), ChannelsLast3d()).live
     layouts = {name: p.is_contiguous() for name, p in live.model.named_parameters() if p.dim() > 1}
     assert layouts == {"0.weight": False, "2.weight": True, "5.weight": True}
@@ -35,7 +35,7 @@ def test_weights_and_volumes_change_and_nothing_else() -> None:
     assert all(p.is_contiguous() for p in live.model.parameters())
 
 
-def test_the_whole_chain_stays_so() -> None:
+def test_all_layers_keep_the_memory_format() -> None:
     trace = trace_step(make_loop(Volumes(), ChannelsLast3d()))
     assert trace.channels_last["convolution"] == trace.ops["convolution"] == 2
 

@@ -58,7 +58,7 @@ def test_names_and_types_stay() -> None:
 
 
 @pytest.mark.long
-def test_it_goes_with_checkpointing() -> None:
+def test_it_works_with_checkpointing() -> None:
     from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
     from tests.optimizations.contract import Attention
 

@@ -96,7 +96,7 @@ def test_it_fits_where_it_should(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_measured_is_nothing_to_gain_and_no_crash(name: str) -> None:
+def test_without_measurements_there_is_no_gain_and_no_error(name: str) -> None:
     given = CASES[name].facts
     none: dict[str, Any] = {"phase_frac": {}, "ceilings": {}, "op_frac": {}, "form_gains": {}}
     bare = replace(given, **none, collecting_frac=0.0, load_frac=0.0, epoch_s=0.0)

@@ -55,7 +55,7 @@ def test_equal_layouts_are_stored_in_columns() -> None:
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_kept_whole(name: str) -> None:
+def test_different_layouts_are_stored_as_records(name: str) -> None:
     samples = DIFFERENT[name]
     assert RowLayout.of(samples).tree is None
     assert [content(sample) for sample in back(samples)] == [content(sample) for sample in samples]

@@ -169,13 +169,13 @@ def outputs(mask: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     return seen[0], seen[1], counters
 
 
-def test_where_all_counts_it_does_nothing() -> None:
+def test_a_mask_of_all_positions_changes_nothing() -> None:
     plain, counted, counters = outputs(lambda batch: torch.ones_like(batch[1], dtype=torch.bool))
     assert torch.equal(counted, plain)
     assert counters == {"positions_projected": 36, "positions_left_out": 0}
 
 
-def test_where_nothing_counts_all_is_zero() -> None:
+def test_a_mask_without_positions_gives_zeros() -> None:
     plain, counted, counters = outputs(lambda batch: torch.zeros_like(batch[1], dtype=torch.bool))
     assert counted.shape == plain.shape
     assert not counted.any()
@@ -191,7 +191,7 @@ def test_other_positions_are_zeros_and_counted_ones_are_not_moved() -> None:
     assert plain[~mask].ne(0).all()
 
 
-def test_a_batch_where_nothing_counts_gives_no_gradient_and_no_error() -> None:
+def test_a_batch_without_counted_positions_gives_no_gradient_and_no_error() -> None:
     class Nothing(Filled):
         def counted(self, batch: Any) -> torch.Tensor:
             return torch.zeros_like(batch[1], dtype=torch.bool)
@@ -338,12 +338,12 @@ def test_a_name_that_the_model_does_not_know_is_refused() -> None:
         (lambda _: torch.tensor(True), r"counted returned a tensor \[\] of torch\.bool"),
     ],
 )
-def test_what_is_no_mask_is_refused(mask: Any, message: str) -> None:
+def test_an_invalid_mask_is_refused(mask: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         make_loop(changed(counted=lambda _, batch: mask(batch))(), CountedPositions())
 
 
-def test_a_job_that_does_not_say_what_counts_is_refused() -> None:
+def test_a_job_without_counted_is_refused() -> None:
     with pytest.raises(JobError, match=r"needs the method counted\(self, batch\) in the job"):
         make_loop(Attention(), CountedPositions())
 

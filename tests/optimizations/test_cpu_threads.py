@@ -17,13 +17,13 @@ def test_the_candidates_are_all_half_and_one(cores: int, now: int, expected: lis
     assert [setting.settings()["num_threads"] for setting in fit.settings] == expected
 
 
-def test_it_is_in_force_and_taken_back() -> None:
+def test_it_is_set_and_restored() -> None:
     live = make_loop(Prepared(), CPUThreads(num_threads=3)).live
     assert torch.get_num_threads() == 3
     live.undo_all()
     assert torch.get_num_threads() == 1
 
 
-def test_no_thread_at_all_is_refused() -> None:
+def test_zero_threads_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         CPUThreads(num_threads=0)

@@ -114,7 +114,7 @@ def test_a_second_call_before_the_backward_pass_is_refused() -> None:
         loop.run(1)
 
 
-def test_what_was_handed_out_outlives_the_next_replay() -> None:
+def test_outputs_survive_the_next_replay() -> None:
     live = make_loop(Images()).live
     place = torch.zeros(4, 5)
 
@@ -154,7 +154,7 @@ def test_a_forward_that_the_user_replaced_comes_back() -> None:
     assert vars(live.model)["forward"] is own
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_is_refused() -> None:
     with pytest.raises(MachineError, match="runs on cpu: remove it from the plan"):
         make_loop(Images(), CudaGraphs())
 

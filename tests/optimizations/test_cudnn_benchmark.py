@@ -24,7 +24,7 @@ def test_the_switch_is_set_and_put_back() -> None:
     assert torch.backends.cudnn.benchmark == before
 
 
-def test_on_a_cpu_nothing_is_searched_though_the_switch_is_on() -> None:
+def test_on_a_cpu_there_is_no_search_despite_the_switch() -> None:
     item = CudnnBenchmark()
     loop = make_loop(Images(), item)
     checks = item.evidence(loop.live, trace_step(loop))

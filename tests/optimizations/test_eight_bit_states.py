@@ -169,7 +169,7 @@ def test_the_schedule_drives_rates_that_stay_numbers() -> None:
 
 @installed
 @pytest.mark.slow
-def test_a_rate_of_nothing_moves_nothing() -> None:
+def test_a_rate_of_zero_changes_no_weight() -> None:
     loop = make_loop(Square(), EightBitStates())
     loop.live.optimizer.param_groups[0].update(lr=0.0)
     before = [parameter.clone() for parameter in loop.live.model.parameters()]

@@ -69,7 +69,7 @@ def test_one_thread_that_does_not_flush_is_found() -> None:
     assert 0 < int(check.seen.split()[0]) < int(check.seen.split()[2])
 
 
-def test_who_flushed_before_flushes_afterwards() -> None:
+def test_the_undo_keeps_a_switch_that_was_on() -> None:
     torch.set_flush_denormal(True)
     try:
         live = make_loop(Prepared(), FlushDenormals()).live

@@ -62,7 +62,7 @@ def test_by_the_epoch_losses_stay_bit_equal() -> None:
     assert run(Prepared(), 9, GarbageCollection(mode="epoch")) == run(Prepared(), 9)
 
 
-def test_who_had_it_off_has_it_off_afterwards() -> None:
+def test_the_undo_keeps_a_collector_that_was_disabled() -> None:
     gc.disable()
     try:
         run(Prepared(), 2, GarbageCollection(mode="epoch"))

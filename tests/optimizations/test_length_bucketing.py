@@ -54,7 +54,7 @@ def test_epochs_do_not_end_with_the_long_ones() -> None:
     assert min(lengths[-10:]) < 10
 
 
-def test_batches_hold_like_lengths() -> None:
+def test_batches_have_similar_lengths() -> None:
     job, item = Long(), LengthBucketing()
     plain, buckets = order_of(job)(0), order_of(job, item)(0)
     assert sum(longest(job, buckets)) < 0.8 * sum(longest(job, plain))

@@ -48,7 +48,7 @@ def test_batches_under_way_fit_in_shared_memory(batches: int, expected: list[tup
     assert all(workers * prefetch <= batches for workers, prefetch in found)
 
 
-def test_nothing_bounds_batches_of_unknown_size() -> None:
+def test_batches_of_unknown_size_are_not_limited() -> None:
     assert (
         len(_offered(LoaderWorkers.fit(facts(job={"device": "cuda"}, sample_bytes=None, on={"shared_memory_bytes": 1}))))
         == 4
@@ -94,7 +94,7 @@ def test_persistent_workers_see_the_epoch_in_every_batch() -> None:
     assert len(set(losses)) == 12
 
 
-def test_page_locked_batches_stay_so() -> None:
+def test_page_locked_batches_stay_page_locked() -> None:
     live = make_loop(Prepared()).live
     live.loader = LoaderSettings(pin_memory=True)
     undo = LoaderWorkers().apply(live)

@@ -118,7 +118,7 @@ def test_a_packed_batch_is_refused() -> None:
         loop.run(1)
 
 
-def test_what_is_cut_and_what_is_not() -> None:
+def test_which_values_are_split() -> None:
     x, scale = torch.arange(10).view(5, 2), torch.tensor(3.0)
     pieces = split_batch({"x": x, "names": list("abcde"), "pair": [x, x], "scale": scale, "kind": "words", "no": None}, 5, 2)
     assert [size for _, size in pieces] == [3, 2]
@@ -140,7 +140,7 @@ def test_what_is_cut_and_what_is_not() -> None:
         ({"rows": torch.zeros(4), "packing": hasten.Packing.of([1, 3])}, "packed batch"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(batch: Any, message: str) -> None:
+def test_batches_that_cannot_be_split_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         split_batch(batch, 4, 2)
 

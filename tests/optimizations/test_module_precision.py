@@ -91,7 +91,7 @@ def test_checkpointed_blocks_are_computed_again_in_bfloat16(checkpointing: Optim
     assert run(AttentionDropout(), 5) != plain
 
 
-def test_it_goes_with_channels_last() -> None:
+def test_it_works_with_channels_last() -> None:
     items = (ModulePrecision(), ChannelsLast())
     loop = make_loop(Images(), *items)
     trace = trace_step(loop)
@@ -101,7 +101,7 @@ def test_it_goes_with_channels_last() -> None:
 
 
 @pytest.mark.long
-def test_it_goes_with_compile() -> None:
+def test_it_works_with_compile() -> None:
     items = (ModulePrecision(), Compile())
     loop = make_loop(Attention(), *items)
     loop.run(5)
@@ -113,7 +113,7 @@ def test_it_goes_with_compile() -> None:
     loop.live.undo_all()
 
 
-def test_it_stands_in_no_plan_with_precision() -> None:
+def test_it_excludes_precision() -> None:
     assert "both claim autocast" in clash(ModulePrecision(), Precision())
 
 

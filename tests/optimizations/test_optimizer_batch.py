@@ -18,7 +18,7 @@ from tests.optimizations.test_schedules import PLANNED, RATE, Stream, rates
 
 @pytest.mark.parametrize("factor", [2.0, 4.0, 0.5])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_run_sees_the_same_samples_in_other_many_updates(factor: float, accumulation: int) -> None:
+def test_the_run_sees_the_same_samples_in_another_number_of_updates(factor: float, accumulation: int) -> None:
     kind: type[Ragged] = type("Some", (Ragged,), {"accumulation": accumulation})
     plain, other = make_loop(kind()), make_loop(kind(), OptimizerBatch(factor=factor))
     seen = []
@@ -91,7 +91,7 @@ def test_a_plan_tells_how_many_updates_see_as_many_samples() -> None:
     assert Plan().updates_for(7) == 7
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(JobError, match=r"batches of 4 samples into 6\.4"):
         make_loop(Ragged(), OptimizerBatch(factor=1.6))
     kind: type[Prepared] = type("Streamed", (Prepared,), {"train_data": lambda _: Stream()})

@@ -104,7 +104,7 @@ def test_exact_attention_is_tried_where_the_fused_kernel_is_slow(
     assert [setting.settings()["attention"] for setting in fit.settings] == expected
 
 
-def test_it_goes_with_checkpointing() -> None:
+def test_it_works_with_checkpointing() -> None:
     from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 
     assert run(Attention(), 5, Precision(), ActivationCheckpointing()) == run(Attention(), 5, Precision())

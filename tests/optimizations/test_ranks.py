@@ -105,7 +105,7 @@ def test_a_rank_without_a_held_out_sample_takes_part(found: list[dict[str, Any]]
         assert rank["held_out"] == pytest.approx(alone, rel=1e-9)
 
 
-def test_what_cannot_work_says_so(found: list[dict[str, Any]]) -> None:
+def test_unsupported_jobs_are_refused_with_a_reason(found: list[dict[str, Any]]) -> None:
     said = found[0]["refusals"]
     assert "batch_size is 1 for 2 ranks" in said["few"]
     assert "add gradient_buckets to the plan" in said["alone"]

@@ -79,7 +79,7 @@ def same(one: Any, other: Any) -> bool:
         lambda i: Pair(torch.ones(2) * i, i),
     ],
 )
-def test_a_batch_is_what_torch_makes(make: Any) -> None:
+def test_a_batch_equals_that_of_torch(make: Any) -> None:
     collate, given = live_with().pipeline.collate, [make(i) for i in range(3)]
     expected = default_collate(given)
     for _ in range(3):  # first in new memory, then in reused memory
@@ -126,7 +126,7 @@ def test_a_batch_that_is_still_needed_is_not_written_over(keep: Any) -> None:
     assert seen.eq(7).all()
 
 
-def test_what_backward_needs_is_whole_after_other_batches_came() -> None:
+def test_tensors_saved_for_backward_survive_later_batches() -> None:
     live = live_with()
     weight = torch.zeros(12, requires_grad=True)
     loss = (live.pipeline.collate(samples(7)) * weight).sum()
@@ -138,7 +138,7 @@ def test_what_backward_needs_is_whole_after_other_batches_came() -> None:
 
 
 @pytest.mark.parametrize(("others", "slots"), [((), 3), ((LoaderThreads(num_threads=2, ahead=5),), 7)])
-def test_a_user_who_keeps_batches_gets_whole_ones_and_the_ring_stays_small(others: Any, slots: int) -> None:
+def test_kept_batches_stay_intact_and_the_ring_stays_small(others: Any, slots: int) -> None:
     live = live_with(Attention, *others)
     kept = [live.pipeline.collate(samples(number)) for number in range(20)]
     assert [float(batch.mean()) for batch in kept] == list(range(20))
@@ -249,7 +249,7 @@ def test_a_negative_size_is_refused() -> None:
         ReusedBuffers(min_bytes=-1)
 
 
-def test_the_bound_is_what_follows_loading() -> None:
+def test_the_bound_is_the_time_after_loading() -> None:
     fit = ReusedBuffers.fit(facts(sample_bytes=2**20, load_frac=0.75, ceilings={"input": 2.0}))
     assert fit.max_gain_frac == pytest.approx(0.5 * 0.25)
 

@@ -40,7 +40,7 @@ def test_each_sample_is_prepared_once() -> None:
     assert job.prepared == 14 + CHECKED_HITS
 
 
-def test_it_keeps_no_more_than_it_may() -> None:
+def test_it_keeps_at_most_the_limit() -> None:
     job = Counted()
     loop = make_loop(job, SampleCache(max_samples=5))
     loop.run(12)
@@ -103,7 +103,7 @@ class InPlaceArray(Prepared):
 
 
 @pytest.mark.parametrize("kind", [InPlace, Random, InPlaceArray])
-def test_a_broken_promise_is_found(kind: type[Prepared]) -> None:
+def test_a_wrong_declaration_is_detected(kind: type[Prepared]) -> None:
     with pytest.raises(JobError, match="differs from its cached copy: either deterministic_transform"):
         run(kind(), 12, SampleCache())
 

@@ -87,7 +87,7 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_size < 201 * 1024  # no sample is stored twice
 
 
-def test_it_takes_no_more_than_it_may(tmp_path: Path) -> None:
+def test_it_takes_at_most_the_limit(tmp_path: Path) -> None:
     store = Store(tmp_path, 200, 5000)
     for index in range(200):
         store.put(index, record(index))
@@ -155,7 +155,7 @@ class Random(Prepared):
         return {**kept, "x": kept["x"] + torch.rand(6)}
 
 
-def test_a_broken_promise_is_found() -> None:
+def test_a_wrong_declaration_is_detected() -> None:
     with pytest.raises(JobError, match="or remove sample_store from the plan"):
         run(Random(), 12, SampleStore())
 
@@ -167,7 +167,7 @@ def folders(where: Path) -> list[str]:
     return sorted(path.name for path in where.iterdir())
 
 
-def test_the_folder_of_a_run_goes_with_the_undo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_undo_removes_the_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     loop = make_loop(Counted(), SampleStore())
@@ -178,7 +178,7 @@ def test_the_folder_of_a_run_goes_with_the_undo(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_run_goes_with_the_process(tmp_path: Path) -> None:
+def test_the_end_of_the_process_removes_the_folder_of_a_run(tmp_path: Path) -> None:
     code = """
         import os, sys
         from pathlib import Path
@@ -245,13 +245,13 @@ def test_a_job_without_source_is_kept_for_the_run_alone(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("sample_bytes", "expected", "share"), [(1000, 0.1, 1.0), (2**30, 64.0, 64 / 125), (2**26, 7.9, 1.0)]
 )
-def test_it_takes_what_the_samples_take_up_to_a_bound(sample_bytes: int, expected: float, share: float) -> None:
+def test_its_size_follows_the_samples_up_to_a_limit(sample_bytes: int, expected: float, share: float) -> None:
     fit = SampleStore.fit(facts(sample_bytes=sample_bytes))
     assert fit.settings == (SampleStore(max_gib=expected),)
     assert fit.max_gain_frac == pytest.approx(SampleStore.fit(facts()).max_gain_frac * share)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_no_room_at_all_is_refused(value: float) -> None:
+def test_a_size_of_zero_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="max_gib must be above 0"):
         SampleStore(max_gib=value)

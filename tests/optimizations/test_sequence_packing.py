@@ -66,14 +66,14 @@ def test_rows_are_lengthened_to_a_multiple_where_the_job_can() -> None:
     assert all(length % 64 == 0 for length in lengths)
 
 
-def test_a_job_that_cannot_lengthen_says_so() -> None:
+def test_a_job_that_cannot_extend_rows_is_refused() -> None:
     with pytest.raises(JobError, match=r"multiple=64 needs collate_packed\(self, samples, multiple\)"):
         make_loop(RaggedPacked(), SequencePacking(multiple=64))
     with pytest.raises(ValueError, match="multiple must be at least 1"):
         SequencePacking(multiple=0)
 
 
-def test_a_job_that_cannot_pack_says_so() -> None:
+def test_a_job_that_cannot_pack_is_refused() -> None:
     with pytest.raises(JobError, match="needs the method collate_packed"):
         build(Ragged(), Plan(optimizations=(SequencePacking(),)), device=CPU)
 

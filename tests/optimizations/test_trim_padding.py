@@ -47,6 +47,6 @@ def test_only_padded_tensors_are_cut() -> None:
     assert batch["ids"].shape == (24,)
 
 
-def test_a_multiple_of_nothing_is_refused() -> None:
+def test_a_multiple_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         TrimPadding(multiple=0)

@@ -22,6 +22,6 @@ def test_it_is_exact_under_accumulation(accumulation: int, monkeypatch: pytest.M
     assert run(ImagesZeroed(), 6, ZeroGradToNone()) == run(ImagesZeroed(), 6)
 
 
-def test_without_a_trace_nothing_is_proved() -> None:
+def test_without_a_trace_the_check_fails() -> None:
     loop = make_loop(ImagesZeroed(), ZeroGradToNone())
     assert not ZeroGradToNone().evidence(loop.live, StepTrace())[0].passed
