@@ -162,7 +162,7 @@ def test_values_in_the_names_of_folders_are_reported(tmp_path: Path) -> None:
         (tmp_path / f"p/year={year}").mkdir(parents=True)
         pyarrow.parquet.write_table(pa.table({"v": [year]}), tmp_path / f"p/year={year}/a.parquet")
     made = convert(tmp_path / "p", tmp_path / "s", processes=1)
-    assert made.remarks == ("files without the values in the names of their folders (year)",)
+    assert made.remarks == ("not read: the values in the names of folders (year)",)
 
 
 def test_half_a_surrogate_pair_and_a_huge_integer_in_an_array_are_quarantined(

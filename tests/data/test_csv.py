@@ -86,7 +86,7 @@ def test_encodings_and_delimiters_are_detected(tmp_path: Path, encoding: str, de
     assert (rows[299], bad) == ({"id": 299, "naïve": "café 299", "price": 0.5}, [])
     said = Csv.remarks(Csv.units(tmp_path / "a.csv", Choices()), Choices())
     assert len(said) == 1
-    assert said[0].startswith(encoding.removesuffix("-sig"))
+    assert said[0].startswith(f"read as {encoding.removesuffix('-sig')}")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
@@ -172,8 +172,8 @@ def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
 
 def test_the_dialect_is_reported_and_recorded(tmp_path: Path) -> None:
     made = convert(write(tmp_path / "a.csv", "id;text\n", "N;x\n"), tmp_path / "s", processes=1)
-    assert made.remarks == ("utf-8, fields separated by semicolons",)
-    assert Store(tmp_path / "s").manifest.provenance["read_as"] == made.remarks[0]
+    assert made.remarks == ("read as utf-8, fields separated by semicolons",)
+    assert Store(tmp_path / "s").manifest.provenance["remarks"] == made.remarks[0]
 
 
 TEXTS = st.text(st.sampled_from('019.-+e,;"\n\r atrueNA'), max_size=6)

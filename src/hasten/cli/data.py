@@ -122,7 +122,7 @@ def convert(
         soft_wrap=True,
     )
     for remark in made.remarks:
-        console.print(f"read as {remark}", markup=False, soft_wrap=True)
+        console.print(remark, markup=False, soft_wrap=True)
     if made.num_resumed:
         console.print(f"{made.num_resumed} parts had been converted by an earlier run.")
     if made.quarantine:

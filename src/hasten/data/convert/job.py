@@ -304,6 +304,6 @@ def _provenance(
         "records": sum(part.num_records for part in parts),
         "bad_records": sum(part.num_bad for part in parts),
         "hasten": version("hasten"),
-        **({"read_as": "; ".join(remarks)} if remarks else {}),
+        **({"remarks": "; ".join(remarks)} if remarks else {}),
         **({QUARANTINE: quarantine} if quarantine else {}),
     }

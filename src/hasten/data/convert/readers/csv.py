@@ -67,7 +67,9 @@ class Csv(Reader):
     def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
         """Return the encodings and delimiters of the files, of some of them if there are many."""
         dialects = {dialect_of(unit.path, choices) for unit in spread(units, _REMARKED_FILES)}
-        return sorted({f"{d.encoding}, fields separated by {_SEPARATORS.get(d.delimiter, d.delimiter)}" for d in dialects})
+        return sorted(
+            {f"read as {d.encoding}, fields separated by {_SEPARATORS.get(d.delimiter, d.delimiter)}" for d in dialects}
+        )
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:

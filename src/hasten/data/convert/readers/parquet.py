@@ -52,7 +52,7 @@ class Parquet(Reader):
         """Say if the names of folders hold values, such as `year=2020`, which are not converted."""
         folders = (part for unit in units for part in Path(unit.path).parts[:-1])
         keys = sorted({part.partition("=")[0] for part in folders if "=" in part})
-        return [f"files without the values in the names of their folders ({', '.join(keys)})"] if keys else []
+        return [f"not read: the values in the names of folders ({', '.join(keys)})"] if keys else []
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
