@@ -183,8 +183,8 @@ def _restore_optimizer(loop: Loop, tensors: Mapping[str, StoredTensor], plain: M
     by_parameter: dict[int, dict[str, StoredTensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith(_OPTIMIZER):
-            number, _, key = name.removeprefix(_OPTIMIZER).partition(".")
-            by_parameter.setdefault(int(number), {})[key] = tensor
+            owner, _, key = name.removeprefix(_OPTIMIZER).partition(".")
+            by_parameter.setdefault(int(owner), {})[key] = tensor
     for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         state: dict[str, Any] = dict(plain["state"].get(str(number), {}))
         current = optimizer.state.get(parameter, {})
