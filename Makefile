@@ -62,10 +62,10 @@ bench-recipes: setup  ## tune and train the recipes on real data, in parts (abou
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
 	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)
 
-# Tables in the documentation come from benchmarks/results; then the API.
-docs: setup  ## write the tables of results, and the API documentation to site/
+docs: setup  ## write the tables of README.md, and build the documentation site in site/
+	.ci/install -e '.[docs]'
 	$(BIN)/python -m benchmarks.tables
-	$(BIN)/python -m pdoc hasten -o site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove what the other verbs made, but for .venv and benchmarks/results
 	rm -rf site dist hasten-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

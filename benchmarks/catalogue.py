@@ -1,9 +1,9 @@
-"""What was measured of each optimization: the file that ships with the package, and the page of the catalogue.
+"""What was measured of each optimization: the file that ships with the package, and the catalogue's page of the site.
 
-Two kinds of figures, told apart everywhere: what recorded tunings saw on top of what they had kept, and what the benchmark
-of techniques saw on a job made for the technique.
+There are two kinds of figures, kept apart everywhere: gains that recorded tunings measured on top of their plan, and gains
+that the benchmark of techniques measured on a job made for the technique.
 
-python -m benchmarks.catalogue     # writes both; `make docs` does too
+python -m benchmarks.catalogue     # writes the file that ships; `make docs` does too
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import groupby
 from typing import Any
 
 from benchmarks.pruning_techniques import section
@@ -39,19 +40,16 @@ from hasten.report.catalogue import (
 )
 
 PACKAGED = ROOT / "src" / "hasten" / "optimizations" / "measured.json"
-PAGE = ROOT / "docs" / "catalogue.md"
 COMMAND = "python -m benchmarks.catalogue"
+NEEDS_GPU = "needs a GPU: "
+"""Begins why a technique was not measured, if the machine had no GPU."""
 
 _NAMES_GPU = re.compile(r"\b(cuda|gpus?|nvidia|runs on (the )?cpu)\b", re.IGNORECASE)
 
 
 def main() -> None:
-    """Write both files."""
-    kinds = shipped()
-    found = results()
-    measured = recorded(kinds, found)
-    write_atomically(PACKAGED, packaged(measured))
-    write_atomically(PAGE, page(kinds, measured, found.get("pruning_techniques")))
+    """Write the file that ships with the package."""
+    write_atomically(PACKAGED, packaged(recorded(shipped(), results())))
 
 
 def shipped() -> dict[str, Kind]:
@@ -134,7 +132,7 @@ def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evi
     if broken := [f"{reason} ({job})" for (reason, job), row in zip(seen, rows, strict=True) if row["outcome"] == "failed"]:
         return f"failed in a recorded run: {'; '.join(broken)}"
     if missing := next(filter(None, (_missing_gpu(kind, evidence) for evidence in evidences)), ""):
-        return f"needs a GPU: {missing}"
+        return f"{NEEDS_GPU}{missing}"
     fitting = max((row for row in rows if row["could_bring"]), key=lambda row: row["could_bring"], default=None)
     if fitting is not None:
         return f"fits {job_words(fitting)}, but was not run there: {fitting['reason']}"
@@ -182,64 +180,120 @@ def packaged(measured: Mapping[str, Any]) -> str:
     return json.dumps({"made_by": COMMAND, "optimizations": dict(measured)}, indent=1, ensure_ascii=False) + "\n"
 
 
+def whole_page(found: Mapping[str, Any]) -> str:
+    """Return the page of the site, from all results."""
+    return page(shipped(), recorded(shipped(), found), found.get("pruning_techniques"))
+
+
 def page(kinds: Mapping[str, Kind], measured: Mapping[str, Any], pruned: Mapping[str, Any] | None = None) -> str:
-    """The page: one line an optimization, in the order of what they relieve, and why some stay without a recorded gain."""
+    """Return the page: a line for each technique, then its measurements, sorted by the bottleneck they relieve."""
     entries = [entry(kind, measured) for kind in kinds.values()]
     order = list(dict.fromkeys(kind.card.relieves for kind in kinds.values()))
     entries.sort(key=lambda row: (order.index(row["relieves"]), row["name"]))
-    lines = [
-        "# The catalogue",
-        "",
-        "Every optimization Hasten can try. Made from the cards and from `benchmarks/results/` by `make docs`; nothing",
-        "here is typed by hand. In a terminal: `hasten doctor --catalogue`, and `hasten explain NAME` for all about one.",
-        "",
-        "*Hoped for* is what others promise, on their jobs and machines. *Measured* is what recorded tunings of this",
-        "project saw on top of what they had kept before: the ratio of speeds (above 1 is faster), its interval, and what",
-        "became of the candidate. *On a job made for it* is no tuning: the technique alone, with and without, on a small",
-        "job that has the bottleneck it relieves. None of these says what it brings to your job: `hasten tune` does.",
-        "",
-        *_machines(entries),
-        "| name | what it does | relieves | numerics | hoped for | measured |",
-        "|---|---|---|---|---|---|",
-        *(_line(row) for row in entries),
-        "",
-        *(section(pruned) if pruned else []),
+    sections: list[str] = []
+    for relieves, rows in groupby(entries, key=lambda row: str(row["relieves"])):
+        sections += [f"## Relieves: {relieves}", "", *(line for row in rows for line in _section(row))]
+    return "\n".join(
+        [
+            "# Catalogue",
+            "",
+            f"All {len(entries)} techniques that Hasten can try, and what was measured of each. In a terminal:",
+            "`hasten doctor --catalogue`, and `hasten explain NAME` for everything about one.",
+            "",
+            "- **Numerics**: how far a technique may change the numbers; see [How it decides](how-it-decides.md#numerics).",
+            "- **On scripts**: whether it can act on an unmodified script; the others need a [job](quickstart-job.md).",
+            "- **Claimed elsewhere** is what others report, on their jobs and machines.",
+            "- **Measured** is the ratio of speeds (above 1 is faster) with its interval. In a tuning, it is the gain on",
+            "  top of the plan at that moment; on *a job made for it*, the technique is alone on a small job with the",
+            "  bottleneck it relieves.",
+            "- None of these tells what it brings to your job. `hasten tune` does.",
+            "",
+            "## Overview",
+            "",
+            "| technique | what it does | relieves | numerics | on scripts |",
+            "|---|---|---|---|---|",
+            *(_line(row, in_scripts=kinds[row["name"]].card.in_scripts) for row in entries),
+            "",
+            *sections,
+            *_machines(entries),
+            *(section(pruned) if pruned else []),
+        ]
+    )
+
+
+def gpu_only(found: Mapping[str, Any]) -> str:
+    """Return the techniques that no recorded machine could run, because it had no GPU."""
+    kinds = shipped()
+    rows = [
+        f"| [`{name}`](catalogue.md#{name}) | {kinds[name].card.summary} |"
+        for name, item in recorded(kinds, found).items()
+        if (item["why_not_measured"] or "").startswith(NEEDS_GPU)
     ]
-    return "\n".join(lines)
+    return "\n".join(["| technique | what it does |", "|---|---|", *rows])
+
+
+def in_scripts(_found: Mapping[str, Any]) -> str:
+    """Return the techniques that can act on an unmodified script, by where they act."""
+    seams: dict[str, list[str]] = {}
+    for name, kind in shipped().items():
+        if kind.card.in_scripts:
+            seams.setdefault(kind.card.seam.value, []).append(f"[`{name}`](../catalogue.md#{name})")
+    return "\n".join(
+        ["| acts on | techniques |", "|---|---|", *(f"| {seam} | {', '.join(names)} |" for seam, names in seams.items())]
+    )
 
 
 def _machines(entries: list[dict[str, Any]]) -> list[str]:
-    """Which jobs and machines the measured column speaks of."""
+    """Return which jobs and machines the measurements are of."""
     rows = [row for item in entries for row in item["measured"] or ()]
     runs = sorted({(_where(row), row["machine"], str(row["created"])[:10], str(row["commit"])) for row in rows})
     lines = [f"- {where}: {machine}; {day}, commit {commit}" for where, machine, day, commit in runs]
-    return ["Measured on:", "", *lines, ""] if lines else []
+    return ["## Machines", "", *lines, ""] if lines else []
 
 
 def _where(row: Mapping[str, Any]) -> str:
     return "jobs made for one technique each (`benchmarks/jobs`)" if is_made_for_it(row) else f"`{row['job']}`"
 
 
-def _seen(row: Mapping[str, Any]) -> str:
-    """One measurement, in a cell of the page."""
-    verdict = row["verdict"] if is_made_for_it(row) else row["outcome"]
-    parts = [f"{place_words(row)}: {gain_words(row)}, {verdict}{compared_words(row)}", memory_words(row)]
-    return "; ".join([*filter(None, parts), *(f"{name}={value}" for name, value in row["settings"].items())])
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    claim, address = claim_words(row["hoped_gain"])
-    hoped = f"{claim} ([source]({address}))" if address else claim or "-"
-    measured = "<br>".join(map(_seen, row["measured"] or ()))
-    cells = [
-        f"`{row['name']}`",
+def _line(row: Mapping[str, Any], *, in_scripts: bool) -> str:
+    cells = (
+        f"[`{row['name']}`](#{row['name']})",
         row["summary"],
         row["relieves"],
         row["numerics"],
-        hoped,
-        measured or row["why_not_measured"],
+        "yes" if in_scripts else "-",
+    )
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _section(row: Mapping[str, Any]) -> list[str]:
+    """Return everything that was claimed and measured of a technique."""
+    claim, address = claim_words(row["hoped_gain"])
+    lines = [
+        f"### `{row['name']}` {{ #{row['name']} }}",
+        "",
+        f"{row['summary'][:1].upper()}{row['summary'][1:]}. Numerics: {row['numerics']}.",
+        "",
     ]
-    return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"
+    if claim:
+        lines += [f"Claimed elsewhere: {claim}" + (f" ([source]({address}))." if address else "."), ""]
+    if row["measured"]:
+        lines += ["| measured on | settings | gain | outcome |", "|---|---|---|---|", *map(_seen, row["measured"]), ""]
+    else:
+        lines += [f"Not measured: {row['why_not_measured']}.", ""]
+    return lines
+
+
+def _seen(row: Mapping[str, Any]) -> str:
+    """Return one measurement as a row."""
+    verdict = row["verdict"] if is_made_for_it(row) else row["outcome"]
+    settings = ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
+    outcome = "; ".join(filter(None, [f"{verdict}{compared_words(row)}", memory_words(row)]))
+    return "| " + " | ".join(_cell(cell) for cell in (place_words(row), settings, gain_words(row), outcome)) + " |"
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "/").replace("\n", " ")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of the single benchmarks: the gate judged by itself, rivals side by side, checkpointing, single techniques."""
+"""Tables of single benchmarks: the gate, rivals side by side, checkpointing, single techniques."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from hasten.report.catalogue import compared_words
 
 
 def gate_table(gate: dict[str, Any]) -> list[str]:
-    """Every seeded defect and every innocent change, and what became of it."""
+    """Return every seeded defect and every harmless change, and whether it was refused."""
     caught, defects = gate["caught"], gate["defects"]
     refused, innocents = gate["refused_innocents"], gate["innocents"]
-    lines = ["## The numerics gate, judged by itself", ""]
-    lines += [
-        f"{caught} of {defects} seeded defects were refused, and {refused} of {innocents} innocent changes.",
+    lines = [
+        f"{caught} of {defects} seeded defects were refused, and {refused} of {innocents} harmless changes.",
         f"Repeat it: `{gate['command']}`.",
         "",
-        "| change | claims to be | is | outcome | by | why |",
-        "|---|---|---|---|---|---|",
+        "| change | class | is | outcome | refused by |",
+        "|---|---|---|---|---|",
     ]
     for row in gate["rows"]:
         outcome = "refused" if row["caught"] else "let through"
-        why = str(row["why"]).replace("|", "/")
-        lines.append(f"| {row['name']} | {row['class']} | {row['kind']} | {outcome} | {row['by'] or '-'} | {why} |")
+        kind = {"innocent": "harmless"}.get(row["kind"], row["kind"])
+        lines.append(f"| {row['name']} | {row['class']} | {kind} | {outcome} | {row['by'] or '-'} |")
     return [*lines, ""]
 
 
 def rivals_table(result: dict[str, Any]) -> list[str]:
-    """Every arm against the naive one, and Hasten against it."""
+    """Return every way to train compared with the naive loop, and Hasten compared with it."""
     name = result["name"].removeprefix("rivals_")
-    lines = [f"## Side by side: {name}", ""]
+    lines = [f"### The {name} job", ""]
     lines += [
-        f"Fresh processes taking turns in one run (`{result['command']}`); samples a second, as ratios.",
+        f"Speeds as ratios. On {result['machine']}. Repeat it: `{result['command']}`.",
         "",
-        "| trained by | against the naive loop | Hasten against it |",
+        "| trained by | times as fast as the naive loop | Hasten, times as fast as this |",
         "|---|---|---|",
     ]
     for arm, row in result["arms"].items():
@@ -43,12 +42,12 @@ def rivals_table(result: dict[str, Any]) -> list[str]:
 
 
 def checkpointing_table(result: dict[str, Any]) -> list[str]:
-    """Memory and time of checkpointing by budget against everything and nothing."""
-    lines = ["## Activation checkpointing by budget", ""]
-    lines += [
-        f"Asked to keep {1 - result['asked_frac']:.0%} of the activations of `{result['target']}` (`{result['command']}`).",
+    """Return memory and time of checkpointing by budget, compared with recomputing everything and nothing."""
+    lines = [
+        f"Asked to keep {1 - result['asked_frac']:.0%} of the activations of `{result['target']}`.",
+        f"Repeat it: `{result['command']}`.",
         "",
-        "| arm | activations saved | saved at the peak of a step | peak memory | time of a turn |",
+        "| way | activations saved | saved at the peak of a step | peak memory | time |",
         "|---|---|---|---|---|",
     ]
     for arm, row in result["arms"].items():
@@ -59,14 +58,13 @@ def checkpointing_table(result: dict[str, Any]) -> list[str]:
 
 
 def search_table(result: dict[str, Any]) -> list[str]:
-    """The ladder against an exhaustive search: what each took, and the best subsets side by side with the ladder's plan."""
-    lines = ["## The ladder against an exhaustive search", ""]
-    lines += [
-        "The same candidates for both, declared before any was measured: what the recorded tuning kept, then those of the",
-        "largest ceiling times prior, as long as there are few enough subsets to measure them all. The best subsets and the",
-        f"ladder's plan were measured again in fresh processes that take turns. Repeat it: `{result['command']}`.",
-        "The image job was missed before. The ladder was changed for what that showed, given a longer budget, and judged",
-        "again on the same job and its kept subsets (`--kept`).",
+    """Return what the search and an exhaustive one took, and the best subsets next to the search's plan."""
+    lines = [
+        "Both had the same candidates, declared before any was measured: what the recorded tuning kept, then those of the",
+        "largest ceiling times prior, as many as allow all subsets to be measured. The best subsets and the search's plan",
+        f"were measured again in fresh processes that take turns. Repeat it: `{result['command']}`.",
+        "The search missed the goal for the image job at first. It was changed for what that showed, given a longer budget,",
+        "and judged again on the same job and its kept subsets (`--kept`).",
         "",
     ]
     for job in result["jobs"].values():
@@ -77,22 +75,22 @@ def search_table(result: dict[str, Any]) -> list[str]:
 def _search(job: dict[str, Any]) -> list[str]:
     space, ladder = job["candidates"], job["ladder"]
     names = ", ".join(item["name"] for item in space["chosen"])
-    others = f"; left out: {', '.join(item['name'] for item in space['left_out'])}" if space["left_out"] else ""
+    others = f". Left out: {', '.join(item['name'] for item in space['left_out'])}" if space["left_out"] else ""
     took = f"{job['subsets']} subsets in {job['exhaustive_seconds']:.0f} s"
     took += "" if job["complete"] else f" (projected: {job['measured']} were measured)"
     took += f", {job['failed']} of them without a result" if job["failed"] else ""
-    lines = [f"### `{job['target']}`: {job['verdict']}", ""]
-    lines += [f"Candidates: {names}{others} (all together up to {space['most_subsets_of_all']:,} subsets).", ""]
+    lines = [f"### `{job['target']}`: goal {job['verdict']}", ""]
+    lines += [f"Candidates: {names}{others} (with them up to {space['most_subsets_of_all']:,} subsets).", ""]
     budget_s = ladder.get("budget_s")
-    given = f" of a budget of {budget_s:.0f} s, half of which is the proof's, which is left out here" if budget_s else ""
-    lines += [f"{took}; the ladder took {ladder['seconds']:.0f} s{given}. {job['why'][:1].upper()}{job['why'][1:]}.", ""]
+    given = f" of a budget of {budget_s:.0f} s, half of which is reserved for the proof (not run here)" if budget_s else ""
+    lines += [f"Everything: {took}. The search: {ladder['seconds']:.0f} s{given}.", ""]
     if job.get("exhaustive_commit", job["commit"]) != job["commit"]:
-        lines += [f"The subsets were measured at {job['exhaustive_commit']}, the ladder climbed at {job['commit']}.", ""]
-    lines += ["| best subsets | screened, against the plain job | the ladder's plan against it |", "|---|---|---|"]
+        lines += [f"The subsets were measured at commit {job['exhaustive_commit']}, the search ran at {job['commit']}.", ""]
+    lines += ["| best subsets | gain in screening | the search's plan, times as fast |", "|---|---|---|"]
     for row in job["best"]:
         against = "the same plan" if row["is_the_ladders"] else _ratio(row, "ladder_over_it")
         lines.append(f"| {_plan(row['plan'], space)} | {row['screened']:.2f}x | {against} |")
-    return [*lines, "", f"The ladder's plan: {_plan(ladder['plan'], space) or 'empty'}."]
+    return [*lines, "", f"The search's plan: {_plan(ladder['plan'], space) or 'empty'}."]
 
 
 def _plan(plan: dict[str, Any], space: dict[str, Any]) -> str:
@@ -103,14 +101,12 @@ def _plan(plan: dict[str, Any], space: dict[str, Any]) -> str:
 
 
 def packing_table(result: dict[str, Any]) -> list[str]:
-    """Packing against batches of like length and against the padded job."""
-    lines = ["## Packing against batches of like length", ""]
-    lines += [
-        "Fresh processes in pairs. The rival puts samples of like length into one batch and cuts it to its longest; both",
-        f"train the same samples, a whole epoch. The goal is {result['goal']}x over the rival.",
-        f"Repeat it: `{result['command']}`.",
+    """Return packing compared with batches of similar length and with the padded job."""
+    lines = [
+        "The rival puts samples of similar length into one batch and cuts it to its longest. Both train the same samples",
+        f"for a whole epoch. The goal is {result['goal']}x over the rival. Repeat it: `{result['command']}`.",
         "",
-        "| job | padding as it is | cut | of like length and cut | against padded | against cut | against rival | goal |",
+        "| job | padding | if cut | if of similar length | gain over padded | over cut | over similar length | goal |",
         "|---|---|---|---|---|---|---|---|",
     ]
     measured = [row for row in result["jobs"].values() if "skipped" not in row]
@@ -128,7 +124,7 @@ def _ratio(row: dict[str, Any], name: str = "ratio") -> str:
 
 
 def techniques_words(result: dict[str, Any]) -> str:
-    """How many techniques brought what on the jobs made for them, in a line."""
+    """Return how many techniques were faster or slower on the jobs made for them, in a line."""
     rows, outcomes = result["rows"], result["outcomes"]
     names = {"faster": "faster", "same": "the same", "slower": "slower", "undecided": "undecided"}
     names |= {"refused": "refused here", "failed": "failed"}
@@ -137,12 +133,9 @@ def techniques_words(result: dict[str, Any]) -> str:
 
 
 def techniques_table(result: dict[str, Any]) -> list[str]:
-    """Every technique with and without, on the job made for it: speed and peak memory, or why there is no figure."""
-    lines = ["## Techniques, each on a job made for it", ""]
-    lines += [
-        "No tuning: the technique alone, with and without, on a small job that has the bottleneck it relieves; fresh",
-        "processes in pairs; by the time of updates, where nothing else is said.",
-        f"Repeat it: `{result['command']}`. {techniques_words(result)}.",
+    """Return each technique with and without, on the job made for it: speed and peak memory, or why there is no figure."""
+    lines = [
+        f"{techniques_words(result)}. On {result['machine']}. Repeat it: `{result['command']}`.",
         "",
         "| technique | settings | job | speed | peak memory | outcome |",
         "|---|---|---|---|---|---|",
@@ -155,6 +148,6 @@ def techniques_table(result: dict[str, Any]) -> list[str]:
         speed = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if measured else "-"
         outcome = f"{row['verdict']}{compared_words(row)}" if measured else f"{row['outcome']}: {row['reason']}"
         chosen = ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
-        cells = [row["technique"], chosen, row["job_words"], speed, told, outcome]
+        cells = [f"`{row['technique']}`", chosen, row["job_words"], speed, told, outcome]
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
     return [*lines, ""]

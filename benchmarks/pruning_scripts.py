@@ -7,6 +7,7 @@ Measures nothing anew: every figure is quoted from another result file, with its
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -85,14 +86,20 @@ def run_pruning() -> Path:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """A line a part: its lines before and after, and what its techniques were recorded to bring on scripts."""
-    lines = ["| part of script/ | lines | recorded: script, outcome, gain | decision |", "|---|---|---|---|"]
+    """Return a row for each part: its lines before and after, and what its techniques were recorded to bring on scripts."""
+    lines = ["| part of `script/` | lines | recorded outcomes on scripts | decision |", "|---|---|---|---|"]
     for row in result["rows"]:
         on_scripts = (one for one in row["recorded"] if not one["source"].startswith("techniques.json"))
-        gains = [f"{one['of']}: {one['outcome']}, {one['reason'].split('; ')[0]}" for one in on_scripts]
+        gains = [f"{one['of']}: {_gain(one)}" for one in on_scripts]
         size = f"{row['lines_before']} to {row['lines_after']}"
-        lines.append(f"| {row['part']} | {size} | {'; '.join(gains) or '-'} | {row['decision']} |")
-    return "\n".join(["", *lines, "", f"From `{result['command']}`, which quotes the recorded tunings.", ""])
+        lines.append(f"| {row['part']} | {size} | {'<br>'.join(gains) or '-'} | {row['decision']} |")
+    return "\n".join([*lines, "", f"Repeat it: `{result['command']}`, which quotes the recorded tunings."])
+
+
+def _gain(one: Mapping[str, Any]) -> str:
+    """Return the outcome of a comparison with its ratio, if its recorded reason has one."""
+    ratio = re.search(r"\d+\.\d+x \(.*?\)", one["reason"])
+    return f"{ratio[0]}, {one['outcome']}" if ratio else str(one["outcome"])
 
 
 def recorded(technique: str) -> Iterator[dict[str, Any]]:

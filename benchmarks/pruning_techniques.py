@@ -168,35 +168,41 @@ def _git(*arguments: str) -> str:
 
 
 def section(pruned: Mapping[str, Any]) -> list[str]:
-    """The part of the catalogue's page that says what stays without a recorded gain, and what was deleted for it."""
+    """Return the part of the catalogue's page that says why techniques without a recorded gain are kept."""
     kept = [row for row in pruned["rows"] if row["kept"]]
     open_ones = [row for row in kept if not row["paid"]]
-    gone = [row for row in pruned["rows"] if not row["kept"]]
     return [
         "## Without a recorded gain",
         "",
-        f"{len(kept) - len(open_ones)} of {len(kept)} optimizations were applied in a recorded tuning, or were faster on a",
-        "job made for them. The others stay because a reference plan asks for them, or because a GPU is where they pay:",
+        f"{len(kept) - len(open_ones)} of {len(kept)} techniques were applied in a recorded tuning, or were faster on a job",
+        "made for them. The others are kept because a reference plan needs them, or because they are made for GPUs:",
         "",
-        "| name | lines | best recorded | where | asked for by | on a GPU |",
-        "|---|---|---|---|---|---|",
+        "| name | best recorded | needed for | on a GPU |",
+        "|---|---|---|---|",
         *(_line(row, row["asked_by"], row["on_gpu"]) for row in open_ones),
-        "",
-        f"Deleted, {sum(row['lines'] for row in gone)} lines with their own modules alone:",
-        "",
-        "| name | lines | best recorded | where | what was said of it there |",
-        "|---|---|---|---|---|",
-        *(_line(row, row["reason"] or "") for row in gone),
         "",
         f"Repeat it: `{pruned['command']}`.",
         "",
     ]
 
 
+def removed(pruned: Mapping[str, Any]) -> str:
+    """Return the techniques that were deleted, with their best recorded gain."""
+    gone = [row for row in pruned["rows"] if not row["kept"]]
+    lines = [
+        f"{len(gone)} techniques, {sum(row['lines'] for row in gone)} lines of source. Repeat it: `{pruned['command']}`.",
+        "",
+        "| name | best recorded | lines | recorded outcome |",
+        "|---|---|---|---|",
+        *(_line(row, str(row["lines"]), row["reason"] or "-") for row in gone),
+    ]
+    return "\n".join(lines)
+
+
 def _line(row: Row, *more: str) -> str:
     low = f" (from {row['best_low']:.2f})" if row["best_low"] is not None else ""
     best = f"{row['best_ratio']:.2f}x{low}" if row["best_ratio"] is not None else "never measured"
-    cells = [f"`{row['technique']}`", str(row["lines"]), best, f"`{row['source']}`" if row["source"] else "-"]
+    cells = [f"`{row['technique']}`", best]
     return "| " + " | ".join([*cells, *(cell.replace("|", "/") or "-" for cell in more)]) + " |"
 
 

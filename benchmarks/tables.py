@@ -1,11 +1,16 @@
-"""Write the tables of the documentation from benchmarks/results, so that no number is typed by hand."""
+"""Write the tables of the documentation from benchmarks/results, so that no number is typed by hand.
+
+`TABLES` names the tables that pages of the site take by a marker (`docs/hooks/build.py`). `python -m benchmarks.tables`
+writes the two that are kept in files: the block of README.md, and the measurements that ship with the package.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import catalogue, pruning_scripts
+from benchmarks import catalogue, pruning_scripts, pruning_techniques
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
@@ -26,25 +31,12 @@ from hasten.core.files import write_atomically
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
+Found = Mapping[str, Any]
+
 
 def main() -> None:
-    """Put the table into README.md, all details into docs/results.md, and write the catalogue with its measurements."""
-    found = results()
-    put_between(ROOT / "README.md", headline_table(found))
-    if "groundtruth" in found:
-        put_between(ROOT / "docs" / "groundtruth.md", groundtruth.tables(found["groundtruth"]))
-    if "data" in found:
-        put_between(ROOT / "docs" / "data.md", data_layer.tables(found["data"]))
-    if "public" in found:
-        put_between(ROOT / "docs" / "public.md", public.tables(found["public"]))
-    if "checkpoints" in found:
-        put_between(ROOT / "docs" / "resume.md", checkpoint_table.table(found["checkpoints"]))
-    if "recipes" in found:
-        put_between(ROOT / "docs" / "detection.md", recipes.detection(found["recipes"]))
-        put_between(ROOT / "docs" / "ocr.md", recipes.ocr(found["recipes"]) + recipes.pruned(found["pruning_ocr"]))
-    if "pruning_scripts" in found:
-        put_between(ROOT / "docs" / "scripts.md", pruning_scripts.table(found["pruning_scripts"]))
-    write_atomically(ROOT / "docs" / "results.md", details(found))
+    """Write README.md's block, and the measurements that ship with the package."""
+    put_between(ROOT / "README.md", readme_table(results()))
     catalogue.main()
 
 
@@ -55,119 +47,136 @@ def put_between(path: Path, text: str) -> None:
     write_atomically(path, before + BEGIN + "\n" + text + END + after)
 
 
-def headline_table(found: dict[str, Any]) -> str:
-    """What was measured, a line a benchmark."""
+def readme_table(found: Found) -> str:
+    """Return the four rows that README.md shows."""
+    proofs = found["proof"]["jobs"].values()
+    rows = [
+        f"| a language model on padded text, written naively (`{job['target']}`) | {_proved(job)} |"
+        for job in proofs
+        if "text" in job["target"]
+    ]
+    rows += [f"| public scripts by others, unchanged | {public.gains(found['public'])} |"]
+    rows += [f"| scripts with a known bottleneck | {groundtruth.headline(found['groundtruth'])} |"]
+    rows += [f"| a plan compared with itself | {_false_verdicts(found['aa'])} |"]
+    machines = " and ".join(dict.fromkeys(found[name]["machine"] for name in ("proof", "public", "groundtruth", "aa")))
+    return "\n".join(["", "| what | result |", "|---|---|", *rows, "", f"Machines: {machines}.", ""])
+
+
+def summary(found: Found) -> str:
+    """Return a line for each benchmark, with the command that repeats it."""
     rows = [_tuned(found[name]) for name in ("tune_text", "tune_image") if name in found]
-    rows += [_proved(job, found["proof"]) for job in found.get("proof", {}).get("jobs", {}).values()]
+    for job in found.get("proof", {}).get("jobs", {}).values():
+        pairs = f"{job['comparison']['pairs']} pairs of fresh processes"
+        rows.append((f"the plan of `{job['target']}`, {pairs}", _proved(job), found["proof"]))
     rows += _honesty(found)
     if stores := found.get("data"):
         seen, where = data_layer.headline(stores), data_layer.machines(stores)
         seen += f" on {where}" if where != stores["machine"] else ""
-        rows.append(f"| the data layer against other libraries | {seen} | `{stores['command']}` |")
+        rows.append(("data loading, compared with other libraries", seen, stores))
     if trained := found.get("recipes"):
-        rows.append(f"| detection and text detection, whole jobs | {recipes.headline(trained)} | `{trained['command']}` |")
+        rows.append(("recipes: object detection and text detection", recipes.headline(trained), trained))
     if not rows:
         return ""
-    machine = next(iter(found.values()))["machine"]
-    rows = [_with_machine(row, found, machine) for row in rows]
-    lines = [f"## Measured ({machine})", "", "| what | result | repeat it |", "|---|---|---|", *rows]
-    where = "Raw samples, versions and commits: `benchmarks/results/`; all rungs: [docs/results.md](docs/results.md)."
-    return "\n".join(["", *lines, "", where, ""])
+    machines = [result["machine"] for _, _, result in rows]
+    usual = max(machines, key=machines.count)
+    marks = {usual: "", **dict(zip(sorted({*machines} - {usual}), "†‡§¶", strict=False))}
+    lines = ["| what | result | repeat it |", "|---|---|---|"]
+    lines += [f"| {what}{marks[result['machine']]} | {words} | `{result['command']}` |" for what, words, result in rows]
+    notes = [f"Measured on {usual}.", *(f"{mark} Measured on {other}." for other, mark in marks.items() if mark)]
+    return "\n".join([*lines, "", *notes])
 
 
-def _tuned(result: dict[str, Any]) -> str:
+Line = tuple[str, str, Mapping[str, Any]]
+"""What was measured, the result in words, and the file it is from."""
+
+
+def _tuned(result: dict[str, Any]) -> Line:
     evidence = result["evidence"]
-    final = evidence["final"]
+    final, target = evidence["final"], f"tuning `{evidence['job']['target']}`"
     if final is None:
-        return f"| `{evidence['job']['target']}` | nothing proved | `{result['command']}` |"
+        return target, "nothing was proved", result
     words = f"**{final['ratio']:.2f}x** faster ({final['low']:.2f} to {final['high']:.2f}, {final['pairs']} pairs)"
     if quality := final["quality"]:
         verdict = quality["verdict"].replace("_", " ")
         words += f"; held-out {quality['metric']} {quality['baseline']:.4f} before, {quality['tuned']:.4f} after: {verdict}"
         words += f" (margin {quality['margin']})"
-    return f"| `{evidence['job']['target']}` | {words} | `{result['command']}` |"
+    return target, words, result
 
 
-def _proved(job: dict[str, Any], result: dict[str, Any]) -> str:
+def _proved(job: dict[str, Any]) -> str:
     found = job["comparison"]
     if found.get("low") is None:
-        return f"| the plan of `{job['target']}`, {result['pairs']} fresh pairs | {found['why']} | `{result['command']}` |"
-    words = f"**{found['ratio']:.2f}x** ({found['low']:.2f} to {found['high']:.2f})"
+        return str(found["why"])
+    words = f"**{found['ratio']:.2f}x** faster ({found['low']:.2f} to {found['high']:.2f})"
     if quality := job["quality"]:
         words += f"; held-out {quality['verdict'].replace('_', ' ')}"
     if not job["reached"]:
         words += f"; goal of {job['goal_low']}x at the lower end: missed"
-    return f"| the plan of `{job['target']}`, {found['pairs']} fresh pairs | {words} | `{result['command']}` |"
+    return words
 
 
-def _with_machine(row: str, found: dict[str, Any], machine: str) -> str:
-    """A row of the table, with the machine it was measured on where that is another one than the heading says."""
-    others = {item["command"]: item["machine"] for item in found.values() if item["machine"] != machine}
-    name = next((name for command, name in others.items() if row.endswith(f"| `{command}` |")), None)
-    if name is None:
-        return row
-    result, _, command = row.rpartition(" | ")
-    return f"{result} (on {name}) | {command}"
+def _false_verdicts(aa: Mapping[str, Any]) -> str:
+    return f"{aa['false_verdicts']} false verdicts in {aa['comparisons']} comparisons"
 
 
-def _honesty(found: dict[str, Any]) -> list[str]:
-    rows = []
+def _honesty(found: Found) -> list[Line]:
+    rows: list[Line] = []
     if aa := found.get("aa"):
-        words = f"{aa['false_verdicts']} false verdicts in {aa['comparisons']} comparisons of a plan with itself"
-        rows.append(f"| honesty (A/A) | {words} | `{aa['command']}` |")
+        rows.append(("honesty: a plan compared with itself (A/A)", _false_verdicts(aa), aa))
     if power := found.get("power"):
         tried = {name.split("_")[1]: row for name, row in power.items() if name.startswith("plus_")}
         words = "; ".join(f"+{percent} % found in {row['found']} of {row['comparisons']}" for percent, row in tried.items())
-        rows.append(f"| injected slowdowns | {words} | `{power['command']}` |")
+        rows.append(("power: injected slowdowns", words, power))
     if cost := found.get("own_cost"):
-        jobs = [cost[name] for name in ("text", "tiny")]
-        words = "; ".join(_cost(job) for job in jobs)
-        rows.append(f"| our own cost when profiling | {words} | `{cost['command']}` |")
-    if told := found.get("progress"):
-        jobs = [told[name] for name in ("text", "tiny")]
+        words = "; ".join(_cost(cost[name]) for name in ("text", "tiny"))
+        rows.append(("cost of profiling", words, cost))
+    if shown := found.get("progress"):
+        jobs = [shown[name] for name in ("text", "tiny")]
         words = "; ".join(f"{job['cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)
-        rows.append(f"| the cost of progress and metrics while training | {words} | `{told['command']}` |")
+        rows.append(("cost of progress and metrics in `hasten run`", words, shown))
     if gate := found.get("gate"):
-        words = f"{gate['caught']} of {gate['defects']} seeded defects refused"
-        words += f", {gate['refused_innocents']} of {gate['innocents']} innocent changes"
-        rows.append(f"| the numerics gate | {words} | `{gate['command']}` |")
+        words = f"{gate['caught']} of {gate['defects']} seeded defects refused; "
+        words += f"{gate['refused_innocents']} of {gate['innocents']} harmless changes refused"
+        rows.append(("the numerics gate", words, gate))
     return [*rows, *_scripts_and_rivals(found)]
 
 
-def _runs(found: dict[str, Any]) -> list[str]:
-    rows = []
+def _runs(found: Found) -> list[Line]:
+    rows: list[Line] = []
     if chaos := found.get("chaos"):
         settings = chaos["settings"]
         kills, wrong = (sum(one[key] for one in settings.values()) for key in ("kills", "wrong"))
-        words = f"{kills} kills -9 over {len(settings)} settings, {wrong} runs that ended with other weights"
-        rows.append(f"| runs that are killed | {words} | `{chaos['command']}` |")
+        words = f"{kills} runs killed with SIGKILL in {len(settings)} settings and resumed; {wrong} ended with other weights"
+        rows.append(("runs that are killed", words, chaos))
     if costs := found.get("checkpoints"):
         words = "; ".join(
-            f"{size} MB: {one['ways']['hasten']['lost_s']:.2f} s, {one['lost_ratio']:.2f}x of {one['best_other']}"
+            f"{size} MB: training loses {one['ways']['hasten']['lost_s']:.2f} s, "
+            f"{one['lost_ratio']:.2f}x of {one['best_other']}"
             for size, one in costs["sizes"].items()
         )
-        rows.append(f"| what training loses a checkpoint | {words} | `{costs['command']}` |")
+        rows.append(("the cost of a checkpoint", words, costs))
     if scaling := found.get("scaling"):
         words = "; ".join(f"{name}, {job['words']}" for name, job in scaling["jobs"].items())
-        rows.append(f"| two ranks on two cores | {words} | `{scaling['command']}` |")
+        rows.append(("two ranks on two cores", words, scaling))
     return rows
 
 
-def _scripts_and_rivals(found: dict[str, Any]) -> list[str]:
+def _scripts_and_rivals(found: Found) -> list[Line]:
     rows = _runs(found)
     if known := found.get("groundtruth"):
-        rows.append(f"| scripts whose bottleneck is known | {groundtruth.headline(known)} | `{known['command']}` |")
+        rows.append(("scripts with a known bottleneck", groundtruth.headline(known), known))
     if others := found.get("public"):
-        rows.append(f"| scripts that we did not write, unchanged | {public.headline(others)} | `{others['command']}` |")
+        rows.append(("public scripts, unchanged", public.headline(others), others))
     if techniques := found.get("techniques"):
-        rows.append(f"| techniques on jobs made for them | {techniques_words(techniques)} | `{techniques['command']}` |")
+        rows.append(("single techniques on jobs made for them", techniques_words(techniques), techniques))
     for name in ("rivals_text", "rivals_image"):
         if rivals := found.get(name):
             best = rivals["best_rival"]
             row = rivals["arms"][best]
             words = f"{row['hasten_over_it']:.2f}x ({row['hasten_over_it_low']:.2f} to {row['hasten_over_it_high']:.2f})"
-            where = name.removeprefix("rivals_")
-            rows.append(f"| against the best rival, {where} ({best}) | {words} | `{rivals['command']}` |")
+            rows.append(
+                (f"the {name.removeprefix('rivals_')} job, compared with the best other way ({best})", words, rivals)
+            )
     return rows
 
 
@@ -176,32 +185,86 @@ def _cost(job: dict[str, Any]) -> str:
     return f"{job['profiling_cost_frac']:.2%} ({low:.2%} to {high:.2%}) of a {job['update_ms']:.1f} ms update"
 
 
-def details(found: dict[str, Any]) -> str:
-    """Every rung of every tuned job."""
-    lines = ["# Results", "", "Made from `benchmarks/results/` by `make docs`; nothing here is typed by hand.", ""]
+def tunings(found: Found) -> str:
+    """Return what each technique brought to each tuned job."""
     tuned: dict[str, Any] = {name: found[name]["evidence"] for name in ("tune_text", "tune_image") if name in found}
     tuned |= {name: found["tune_diagnosis"][name] for name in DIAGNOSIS if "tune_diagnosis" in found}
-    for name, evidence in tuned.items():
-        lines += [f"## {name}: `{evidence['job']['target']}`", "", evidence["bottleneck"]["words"], ""]
-        lines += ["| candidate | outcome | at most | measured | numerics | reason |", "|---|---|---|---|---|---|"]
-        lines += [_rung(rung) for rung in evidence["rungs"]]
-        lines.append("")
-    others = {"gate": gate_table, "checkpointing": checkpointing_table, "search": search_table, "packing": packing_table}
-    others |= {"techniques": techniques_table}
-    for name, table in others.items():
-        lines += table(found[name]) if name in found else []
-    for name, result in found.items():
-        lines += rivals_table(result) if name.startswith("rivals_") else []
+    lines: list[str] = []
+    for evidence in tuned.values():
+        measured = [rung for rung in evidence["rungs"] if rung["comparison"] and rung["comparison"]["ratio"]]
+        rest = [rung for rung in evidence["rungs"] if rung not in measured]
+        late = [rung["name"] for rung in rest if rung["outcome"] == "undecided"]
+        unfit = [rung["name"] for rung in rest if rung["outcome"] != "undecided"]
+        final = evidence["final"]
+        words = f"Whole plan: **{final['ratio']:.2f}x** ({final['low']:.2f} to {final['high']:.2f})." if final else ""
+        lines += [f"## `{evidence['job']['target']}`", "", f"{evidence['bottleneck']['words']} {words}", ""]
+        if measured:
+            lines += [
+                "| candidate | outcome | gain | ceiling | numerics |",
+                "|---|---|---|---|---|",
+                *map(_rung, measured),
+                "",
+            ]
+        lines += [f"- No time left in the budget: {_names(late)}."] if late else []
+        lines += [f"- Does not fit, or could bring too little: {_names(unfit)}.", ""]
     return "\n".join(lines)
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(names))
 
 
 def _rung(rung: dict[str, Any]) -> str:
     most = f"{rung['predicted_max_gain']:.2f}x" if rung["predicted_max_gain"] else "-"
     seen = rung["comparison"]
-    measured = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if seen and seen["ratio"] else "-"
-    gate = f"{rung['numerics']['class']}: {rung['numerics']['verdict']}" if rung["numerics"] else "-"
-    reason = rung["reason"].replace("|", "/")
-    return f"| {rung['name']} | {rung['outcome']} | {most} | {measured} | {gate} | {reason} |"
+    gate = f"{rung['numerics']['class']}: {rung['numerics']['verdict'].replace('_', ' ')}" if rung["numerics"] else "-"
+    settings = ", ".join(f"{key}={value}" for key, value in rung["settings"].items())
+    name = f"`{rung['name']}`" + (f"<br>{settings}" if settings else "")
+    return (
+        f"| {name} | {rung['outcome']} | {seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f}) | {most} | {gate} |"
+    )
+
+
+def rivals(found: Found) -> str:
+    """Return the example jobs trained by other means."""
+    return "\n".join(line for name in ("rivals_text", "rivals_image") if name in found for line in rivals_table(found[name]))
+
+
+def plan_example(found: Found) -> str:
+    """Return a recorded plan."""
+    return f"```toml\n{found['tune_text']['evidence']['plan_toml'].strip()}\n```"
+
+
+def _lines(name: str, table: Callable[[Any], list[str]]) -> Callable[[Found], str]:
+    return lambda found: "\n".join(table(found[name]))
+
+
+TABLES: Mapping[str, Callable[[Found], str]] = {
+    "checkpointing": _lines("checkpointing", checkpointing_table),
+    "checkpoints": lambda found: checkpoint_table.table(found["checkpoints"]),
+    "data": lambda found: data_layer.tables(found["data"]),
+    "detection": lambda found: recipes.detection(found["recipes"]),
+    "gate": _lines("gate", gate_table),
+    "gpu_only": catalogue.gpu_only,
+    "groundtruth_cost": lambda found: groundtruth.cost(found["groundtruth"]),
+    "groundtruth_rival": lambda found: groundtruth.rival(found["groundtruth"]),
+    "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
+    "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
+    "in_scripts": catalogue.in_scripts,
+    "ocr": lambda found: recipes.ocr(found["recipes"]),
+    "packing": _lines("packing", packing_table),
+    "plan_example": plan_example,
+    "public": lambda found: public.tables(found["public"]),
+    "removed_ocr": lambda found: recipes.pruned(found["pruning_ocr"]),
+    "removed_scripts": lambda found: pruning_scripts.table(found["pruning_scripts"]),
+    "removed_techniques": lambda found: pruning_techniques.removed(found["pruning_techniques"]),
+    "rivals": rivals,
+    "search": _lines("search", search_table),
+    "summary": summary,
+    "techniques": _lines("techniques", techniques_table),
+    "tunings": tunings,
+}
+"""Name of a marker -> the function that makes its table from all results."""
 
 
 if __name__ == "__main__":

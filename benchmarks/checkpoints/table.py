@@ -1,4 +1,4 @@
-"""The table of docs/resume.md: what a checkpoint costs."""
+"""The table of docs/results/checkpoints.md: what a checkpoint costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hasten.report.words import bytes_words
 def table(result: dict[str, Any]) -> str:
     """Markdown: a row for each way and size."""
     lines = [
-        "| state | way | training waits | training loses in all | durable after | file |",
+        "| state | way | training waits | training loses in total | on disk after | file |",
         "|---|---|---|---|---|---|",
     ]
     for size, found in result["sizes"].items():
@@ -20,5 +20,5 @@ def table(result: dict[str, Any]) -> str:
                 f"| {size} MB | {name} | {1000 * row['stall_s']:.0f} ms | {row['lost_s']:.2f} s ({low:.2f} to {high:.2f}) | "
                 f"{row['durable_s']:.2f} s | {bytes_words(int(row['num_bytes']))} |"
             )
-    words = " ".join(f"{size} MB: {found['words']}." for size, found in result["sizes"].items())
-    return "\n".join(["", *lines, "", words, ""])
+    words = [f"- {size} MB: {found['words']}." for size, found in result["sizes"].items()]
+    return "\n".join([f"On {result['machine']}.", "", *lines, "", *words])

@@ -1,4 +1,4 @@
-"""The tables of docs/data.md, from the result alone."""
+"""The tables of docs/results/data.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Row = Mapping[str, Any]
 def headline(result: Row) -> str:
     """The result in a line."""
     judged = [goal for goal in result["goals"] if goal["verdict"] != "not measured"]
-    return f"{result['goals_reached']} of {len(judged)} goals reached that were measured"
+    return f"{result['goals_reached']} of {len(judged)} measured goals reached"
 
 
 def tables(result: Row) -> str:
-    """All tables, as the page has them between its markers."""
+    """Return all tables of the page."""
     commits = ", ".join(result["row_commits"]) or "unknown"
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    lines = ["", f"Measured on {machines(result)}, at {commits}, with {packages}: {headline(result)}.", ""]
+    lines = [f"Measured on {machines(result)}, at {commits}, with {packages}: {headline(result)}.", "", "## Goals", ""]
     lines += _goals(result["goals"])
     for workload in WORKLOADS:
         lines += _workload(workload, [row for row in result["rows"] if row["workload"] == workload])
     lines += _caches([row for row in result["rows"] if row["workload"] == "caches"])
     out = "; ".join(f"{name}: {why}" for name, why in result["left_out"].items())
-    return "\n".join([*lines, f"Not measured: {out}.", ""])
+    return "\n".join([*lines, "## Not measured", "", f"{out}."])
 
 
 def machines(result: Row) -> str:
@@ -42,23 +42,24 @@ def machines(result: Row) -> str:
 
 
 def _goals(goals: Sequence[Row]) -> list[str]:
-    lines = ["| goal | verdict | seen (95 % interval) |", "|---|---|---|"]
-    lines += [f"| {goal['goal']} | {goal['verdict']} | {goal['why']} |" for goal in goals]
+    lines = ["| goal | verdict | measured (95 % interval) |", "|---|---|---|"]
+    lines += [f"| {goal['goal']} | {goal['verdict']} | {_plain(goal['why'])} |" for goal in goals]
     return [*lines, ""]
 
 
 def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
-    lines = [f"### {workload}: {WORKLOADS[workload].words}", ""]
+    lines = [f"## {workload.capitalize()}", "", f"{WORKLOADS[workload].words}.", ""]
     read = next((row["bytes_per_s"] for row in rows if row["system"] == PAGE_CACHE), None)
     systems = [row for row in rows if row["system"] != PAGE_CACHE]
-    lines += ["| system | mixes | samples/s | Hasten over it | from a cold disk | Hasten over it | private | same samples |"]
+    over = "Hasten, times as fast"
+    lines += [f"| system | shuffle | samples/s, warm | {over} | samples/s, cold | {over} | private memory | same samples |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in systems:
-        held = f" (against {row['against']})" if row["against"] and row["against"] != "Hasten" else ""
+        held = f" ({_plain(row['against'])})" if row["against"] and row["against"] != "Hasten" else ""
         cells = (
-            row["system"] + (", a reference" if row["reference"] else ""),
+            _plain(row["system"]) + (", a reference" if row["reference"] else ""),
             row["shuffle"],
             f"{row['samples_per_s']:,.0f}",
             _times(row.get("hasten_over_it")) + held,
@@ -69,12 +70,17 @@ def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
         )
         lines.append("| " + " | ".join(cells) + " |")
     kinds = dict.fromkeys(row["shuffle"] for row in systems)
-    lines += ["", "Mixes: " + "; ".join(f"{kind}: {SHUFFLES[kind]}" for kind in kinds) + "."]
+    lines += ["", "Shuffle: " + "; ".join(f"{kind}: {SHUFFLES[kind]}" for kind in kinds) + "."]
     if read is not None:
         lines.append(f"Reading the same files from the page cache: {read / 2**30:.1f} GiB/s.")
     still = max(row["in_memory_before_cold_frac"] for row in systems)
-    lines.append(f"Before an epoch from a cold disk at most {still:.0%} of its files were in memory.")
+    lines.append(f"Before a cold epoch at most {still:.0%} of its files were in memory.")
     return [*lines, ""]
+
+
+def _plain(words: str) -> str:
+    """Return words in which Markdown sees no emphasis."""
+    return words.replace("__", r"\_\_")
 
 
 def _times(over: Row | None) -> str:
@@ -84,7 +90,13 @@ def _times(over: Row | None) -> str:
 def _caches(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
-    lines = ["### Caches: microseconds a value", "", "| value, home | hit | hit among 64 at once | miss | put |"]
+    lines = [
+        "## Caches",
+        "",
+        "Microseconds for each value.",
+        "",
+        "| value, place | hit | hit among 64 at once | miss | put |",
+    ]
     lines += ["|---|---|---|---|---|"]
     for row in rows:
         times = (f"{row['measured'][what]:,.1f}" for what in ("hit_us", "hit_many_us", "miss_us", "put_us"))
@@ -93,7 +105,7 @@ def _caches(rows: Sequence[Row]) -> list[str]:
 
 
 def _advice(rows: Sequence[Row]) -> list[str]:
-    """What follows from the costs: from where on a cache pays, and which."""
+    """Return from which cost on a cache pays, and which."""
     hits = {row["system"]: row["measured"] for row in rows}
     words = []
     for value in dict.fromkeys(name.partition(": ")[0] for name in hits):
@@ -102,8 +114,8 @@ def _advice(rows: Sequence[Row]) -> list[str]:
             continue
         pays = redis["hit_us"] + redis["put_us"]
         words.append(
-            f"A value of {value} is worth Redis where making it takes more than {pays:,.0f} µs and other machines need it "
-            f"too; a hit there takes {redis['hit_us'] / local['hit_us']:.0f} times one in LMDB, which the processes of one "
-            f"machine share as well; asked for 64 at once, {redis['hit_many_us'] / local['hit_many_us']:.0f} times."
+            f"- Redis pays for a value of {value} if making it takes more than {pays:,.0f} µs and other machines need it "
+            f"too. A hit takes {redis['hit_us'] / local['hit_us']:.0f} times as long as in LMDB, which the processes of one "
+            f"machine share as well; for 64 values at once, {redis['hit_many_us'] / local['hit_many_us']:.0f} times."
         )
     return [*words, ""] if words else []

@@ -1,28 +1,29 @@
-"""The tables of docs/groundtruth.md, from the result alone."""
+"""The tables of docs/results/groundtruth.md, from the result alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 WORDS: Mapping[str, str] = {
     "diagnosed_frac": "bottleneck named right",
-    "located_frac": "line named where to look",
+    "located_frac": "line named right",
     "clean_false_alarms": "false alarms on clean scripts",
-    "remedied_frac": "remedy found, of those that the catalogue can mend",
-    "remedied_or_advised_frac": "remedy found, or told to the author with the lines to write",
+    "remedied_frac": "remedy found, if the catalogue has one",
+    "remedied_or_advised_frac": "remedy found, or given to the author as lines to write",
     "within_bound_frac": "gain within 25 % of the predicted bound",
-    "own_cost_frac_2ms": "watching costs steps of 2 ms",
-    "own_cost_frac_100ms": "watching costs steps of 100 ms",
+    "own_cost_frac_2ms": "cost of watching, steps of 2 ms",
+    "own_cost_frac_100ms": "cost of watching, steps of 100 ms",
 }
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """The score in a line."""
+    """Return the score in a line."""
     words = []
     if result["diagnosed_frac"] is not None:
         right = round(result["diagnosed_frac"] * result["injected"])
-        words.append(f"{right} of {result['injected']} injected bottlenecks named right")
+        words.append(f"{right} of {result['injected']} bottlenecks named right")
     if result["clean_false_alarms"] is not None:
         words.append(f"false alarms on {result['clean_false_alarms']} of {result['clean']} clean scripts")
     if result["remedied_frac"] is not None:
@@ -30,17 +31,14 @@ def headline(result: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
-def tables(result: Mapping[str, Any]) -> str:
-    """All tables, as the page has them between its markers."""
-    commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = ["", f"Measured on {result['machine']}, at {commits}.", ""]
-    lines += [*_score(result), *_cost(result["own_cost"]), *_rival(result), *_scripts(result)]
-    return "\n".join(lines)
-
-
-def _score(result: Mapping[str, Any]) -> list[str]:
+def score(result: Mapping[str, Any]) -> str:
+    """Return the scores with their goals."""
     goals, reached = result["goals"], result["reached"]
-    lines = [f"{result['scripts']} scripts, {result['skipped']} of them skipped on this machine.", ""]
+    commits = ", ".join(result["row_commits"]) or "unknown"
+    lines = [
+        f"{result['scripts']} scripts, {result['skipped']} of them skipped. Measured on {result['machine']}, at {commits}.",
+        "",
+    ]
     lines += ["| score | value | goal | reached |", "|---|---|---|---|"]
     for name, told in WORDS.items():
         value, goal = result[name], goals.get(name)
@@ -48,7 +46,7 @@ def _score(result: Mapping[str, Any]) -> list[str]:
         wanted = "-" if goal is None else f"{sign} {goal:.0f}" if name == "clean_false_alarms" else f"{sign} {goal:.0%}"
         answer = {None: "-", True: "yes", False: "no"}[reached.get(name)]
         lines.append(f"| {told} | {_value(name, value)} | {wanted} | {answer} |")
-    return [*lines, ""]
+    return "\n".join(lines)
 
 
 def _value(name: str, value: float | None) -> str:
@@ -57,28 +55,31 @@ def _value(name: str, value: float | None) -> str:
     return str(value) if name == "clean_false_alarms" else f"{value:.1%}"
 
 
-def _cost(sessions: Mapping[str, Any]) -> list[str]:
+def cost(result: Mapping[str, Any]) -> str:
+    """Return what watching adds to a step."""
+    sessions = result["own_cost"]
     if not sessions:
-        return []
+        return "Not measured."
     lines = [
-        "| step of the script | beside unwatched ones | measured | takes longer by | 95 % interval | a step | rounds |",
+        "| step of the script | compared with unwatched | measured | takes longer by | 95 % interval | per step | rounds |",
         "|---|---|---|---|---|---|---|",
     ]
     for session, sizes in sessions.items():
         where = "in one process" if session == "hasten" else "between processes"
-        for cost in sizes.values():
-            for arm, row in cost["arms"].items():
+        for size in sizes.values():
+            for arm, row in size["arms"].items():
                 interval = "-" if row["low"] is None else f"{row['low']:+.2%} to {row['high']:+.2%}"
                 longer = (f"{row['cost_frac']:+.2%}", interval, f"{row['cost_s'] * 1e6:+.0f} µs")
-                cells = (f"{cost['step_ms']:.2f} ms", arm, where, *longer, cost["rounds"])
+                cells = (f"{size['step_ms']:.2f} ms", arm, where, *longer, size["rounds"])
                 lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return [*lines, ""]
+    return "\n".join(lines)
 
 
-def _rival(result: Mapping[str, Any]) -> list[str]:
+def rival(result: Mapping[str, Any]) -> str:
+    """Return what TraceML found in the same scripts."""
     found = result["traceml"]
     if found is None:
-        return [f"TraceML: {result['traceml_why']}.", ""]
+        return f"TraceML: {result['traceml_why']}."
     name = f"TraceML {', '.join(found['versions'])}"
     names = {"plain": f"{name}, the script unchanged", "marked": f"{name}, steps marked in the script"}
     lines = ["| | gave an answer | named the truth | false alarms on clean scripts |", "|---|---|---|---|"]
@@ -92,17 +93,18 @@ def _rival(result: Mapping[str, Any]) -> list[str]:
         answered = f"{injected - result['failed']} of {injected}"
         alarms = f"{result['clean_false_alarms']} of {result['clean']}"
         lines.append(f"| Hasten, the script unchanged | {answered} | {right} | {alarms} |")
-    return [*lines, ""]
+    return "\n".join(lines)
 
 
-def _scripts(result: Mapping[str, Any]) -> list[str]:
+def scripts(result: Mapping[str, Any]) -> str:
+    """Return a row for each script."""
     lines = ["| script | what is wrong with it | expected | Hasten | line | remedy | TraceML, steps marked |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in result["rows"]:
         wrong = f"nothing: {row['about']}" if row["clean"] else row["about"]
         cells = [f"`{row['name']}`", wrong, " or ".join(row["expected"]), *_named(row), _remedy(row), _rivals_words(row)]
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return [*lines, ""]
+    return "\n".join(lines)
 
 
 def _named(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -120,12 +122,18 @@ def _remedy(row: Mapping[str, Any]) -> str:
     if tune is None:
         return "-" if row["skipped"] or row["remedies"] else "none to find"
     gain = f", {tune['gain']:.2f}x" if tune.get("gain") else ""
-    words = "kept" if tune["remedied"] else "told" if tune["advised"] else "not kept"
-    return f"{words}: {tune['remedied_why']}{gain}"
+    words = "kept" if tune["remedied"] else "lines to write" if tune["advised"] else "not kept"
+    why = (
+        tune["remedied_why"]
+        if tune["remedied"]
+        else ", ".join(dict.fromkeys(re.findall(r"(?:^|; )(\w+): ", tune["remedied_why"])))
+    )
+    return f"{words}: {why}{gain}"
 
 
 def _rivals_words(row: Mapping[str, Any]) -> str:
     answer = (row["traceml"] or {}).get("marked")
     if answer is None:
         return "-"
-    return f"{answer['kind'] or answer['why']} ({'right' if answer['right'] else 'not right'})"
+    found = (answer["kind"] or answer["why"].split(":")[0]).replace("_", " ").lower()
+    return f"{found} ({'right' if answer['right'] else 'not right'})"

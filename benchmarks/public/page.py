@@ -1,4 +1,4 @@
-"""The tables of docs/public.md, from the result alone."""
+"""The tables of docs/results/public.md, from the result alone."""
 
 from __future__ import annotations
 
@@ -13,29 +13,41 @@ MOST_PHASES = 3
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """The result in a line."""
+    """Return the result in a line."""
     counts = f"{result['profiled']} of {result['scripts']} profiled, {result['tuned']} tuned"
     return f"{counts}, {result['faster']} at least {result['goals']['ratio']}x as fast by the lower end of the interval"
 
 
+def gains(result: Mapping[str, Any]) -> str:
+    """Return how much faster each script became, in a line."""
+    parts = []
+    for row in result["rows"]:
+        tuned = found(row, "tune")
+        faster = tuned is not None and tuned["low"] and tuned["verdict"] == "faster"
+        parts.append(
+            f"{row['name']} {tuned['ratio']:.2f}x" if tuned is not None and faster else f"{row['name']}: nothing shown"
+        )
+    return ", ".join(parts)
+
+
 def tables(result: Mapping[str, Any]) -> str:
-    """All tables, as the page has them between its markers."""
+    """Return all tables of the page."""
     rows, goals = result["rows"], result["goals"]
     commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = ["", f"Measured on {result['machine']}, at {commits}: {headline(result)}."]
-    lines += ["", "## What was found", ""]
-    lines += ["| script | a step | bottleneck | most of the time | watching adds |", "|---|---|---|---|---|"]
+    lines = [f"Measured on {result['machine']}, at {commits}: {headline(result)}."]
+    lines += ["", "## Profiles", ""]
+    lines += ["| script | step | bottleneck | largest phases | cost of watching |", "|---|---|---|---|---|"]
     lines += [_profiled(row) for row in rows]
-    lines += ["", "## What was tuned", ""]
+    lines += ["", "## Tunings", ""]
     lines += [
-        f"The goal is {goals['faster']:.0f} scripts at least {goals['ratio']}x as fast by the lower end of the interval,",
-        f"with their losses within the gate. Reached by {result['faster']}.",
+        f"The goal is {goals['faster']:.0f} scripts at least {goals['ratio']}x as fast, by the lower end of the interval,",
+        f"with their losses within the gate. {result['faster']} scripts reached it.",
         "",
         "| script | outcome | plan | losses |",
         "|---|---|---|---|",
     ]
     lines += [_tuned(row) for row in rows]
-    lines += ["", "## What was run", ""]
+    lines += ["", "## Commands", ""]
     for row in rows:
         lines += [*_run(row), ""]
     return "\n".join(lines)
@@ -95,4 +107,4 @@ def _run(row: Row) -> list[str]:
 
 
 def _cell(words: str) -> str:
-    return words.replace("|", "/").replace("\n", " ")
+    return words.replace("|", "/").replace("<", "&lt;").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The tables of docs/detection.md and docs/ocr.md, and the recipes' line in README.md, from the result alone."""
+"""The tables of docs/results/recipes.md, and the recipes' line in the summary, from the result alone."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def headline(result: Result) -> str:
 
 
 def detection(result: Result) -> str:
-    """All that docs/detection.md tells: what learning came to, the wishes one by one, and others side by side."""
+    """Return the results of object detection: quality, the wishes one by one, and others side by side."""
     return _page(
         result,
         {
-            "detection-learn": lambda part: [_learnt(part, "blood cells (BCCD: 205 pictures, 87 held out)"), ""],
+            "detection-learn": lambda part: [_learnt(part, "blood cells (BCCD: 205 images, 87 held out)"), ""],
             "detection-train": lambda part: [_proof(part), "", wishes_table(report(part["evidence"]))],
             "detection-rivals": _rivals,
         },
@@ -57,7 +57,7 @@ def detection(result: Result) -> str:
 
 
 def ocr(result: Result) -> str:
-    """All that docs/ocr.md tells: what learning came to, training, validation, target maps, and others side by side."""
+    """Return the results of text detection: quality, training, validation, target maps, and others side by side."""
     return _page(
         result,
         {
@@ -73,10 +73,10 @@ def ocr(result: Result) -> str:
 def pruned(result: Result) -> str:
     """What each piece of the OCR recipe brought when it was taken out alone."""
     lines = [
-        f"Whole steps without one piece, over steps with it, on {result['machine']}: CPU seconds of one thread,",
-        "95 % intervals over fresh processes. A piece stays if it saves 10 % of either in at most 150 lines.",
+        f"Time of whole steps without one part, divided by that with it, on {result['machine']}: CPU seconds of one thread,",
+        "95 % intervals over fresh processes. A part stays if it saves 10 % of either in at most 150 lines.",
         "",
-        "| piece | lines | training | validation | decision |", "|---|---|---|---|---|",
+        "| part | lines | training | validation | decision |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in result["rows"]:
         ratios = " | ".join(_interval(row[phase]) if phase in row else "-" for phase in ("train", "valid"))
@@ -92,7 +92,7 @@ def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -
             continue
         where = part.get("where", result)["machine"]
         if where != machine:
-            lines += [f"Measured on {where} with `{result['command']}`:", ""]
+            lines += [f"On {where}. Repeat it: `{result['command']}`.", ""]
             machine = where
         lines += make(part)
     if not machine:
@@ -102,12 +102,12 @@ def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -
 
 def _learnt(part: Result, what: str) -> str:
     goal = f"held-out {part['metric']} {part['best']:.3f} at its best and {part['last']:.3f} at the end"
-    return f"Of {what} a run under the plan learns in {part['seconds'] / 60:.0f} minutes: {goal}."
+    return f"**Quality.** A run under the plan trains on {what} for {part['seconds'] / 60:.0f} minutes: {goal}."
 
 
 def _proof(part: Result) -> str:
     final = part["evidence"]["final"]
-    asked = f"Tuning the naive form for up to {part['budget']}"
+    asked = f"**Speed.** Tuning the naive form for up to {part['budget']}"
     if left_out := part.get("without"):
         asked += f" without {', '.join(left_out)}"
     if final is None or final.get("low") is None:
@@ -122,17 +122,17 @@ def _proof(part: Result) -> str:
 
 def _rungs(evidence: Result) -> list[str]:
     """What each technique that was measured brought."""
-    lines = ["| technique | outcome | measured | why |", "|---|---|---|---|"]
+    lines = ["| technique | outcome | gain |", "|---|---|---|"]
     for rung in evidence["rungs"]:
         seen = rung["comparison"]
         if seen and seen["ratio"]:
             ratio = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})"
-            lines.append(f"| {rung['name']} | {rung['outcome']} | {ratio} | {rung['reason'].replace('|', '/')} |")
+            lines.append(f"| `{rung['name']}` | {rung['outcome']} | {ratio} |")
     return [*lines, ""]
 
 
 def _valid(part: Result) -> list[str]:
-    lines = ["| a validation pass | over a training pass | boxes and counting, ms a picture | targets, ms a picture |"]
+    lines = ["| validation pass | share of a training pass | boxes and counting, ms per image | targets, ms per image |"]
     lines += ["|---|---|---|---|"]
     for form, name in ((NAIVE, "naive"), (REAL, "under the plan")):
         metrics = part["rows"][-1][form]["turns"][-1]["metrics"]
@@ -144,8 +144,8 @@ def _valid(part: Result) -> list[str]:
 
 def _maps(part: Result) -> list[str]:
     lines = [
-        f"Target maps at {part['size'][0]}x{part['size'][1]}, against the paper's way with the libraries it uses:", "",
-        "| polygons, corners | official, ms a picture | Hasten |", "|---|---|---|",
+        f"Target maps at {part['size'][0]}x{part['size'][1]}, compared with the paper's code and its libraries:", "",
+        "| polygons, corners | paper, ms per image | Hasten, times as fast |", "|---|---|---|",
     ]  # fmt: skip
     for name, case in part["cases"].items():
         kind, _, count = name.partition("_")
@@ -153,15 +153,15 @@ def _maps(part: Result) -> list[str]:
         lines.append(f"| {count}, {corners} | {case['median_ms']['official']:.1f} | {case['ratios']['exact']:.1f}x |")
     lines += [""]
     if other := part.get("doctr"):
-        lines += [f"docTR's own maker takes {other['median_ms']['doctr']:.1f} ms for 60 quads: ours is"]
-        lines += [f"{other['exact_over_doctr']:.1f}x as fast."]
+        took, ratio = other["median_ms"]["doctr"], other["exact_over_doctr"]
+        lines += [f"docTR takes {took:.1f} ms for 60 quads; Hasten is {ratio:.1f}x as fast."]
     return [*lines, ""]
 
 
 def _rivals(part: Result) -> list[str]:
     """The same training by other means, in turns."""
-    lines = ["The same model, loss and pictures in fresh processes that take turns:", ""]
-    lines += ["| trained by | against the naive form | Hasten over it |", "|---|---|---|"]
+    lines = ["The same model, loss and images in fresh processes that take turns:", ""]
+    lines += ["| trained by | times as fast as the naive form | Hasten, times as fast as this |", "|---|---|---|"]
     for name, arm in part["arms"].items():
         over = {"ratio": arm["hasten_over_it"], "low": arm["hasten_over_it_low"], "high": arm["hasten_over_it_high"]}
         lines.append(f"| {name} | {_interval(arm)} | {'-' if name == 'Hasten' else _interval(over)} |")

@@ -195,11 +195,11 @@ def report(evidence: Mapping[str, Any]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Format the rows as a Markdown table: the feature, its result, the measured and the claimed gain, and the switch."""
-    lines = ["| feature | state | result | measured | claimed | switch |", "|---|---|---|---|---|---|"]
+    """Format the rows as a Markdown table: the feature, the measured gain, the result, and the switch."""
+    lines = ["| feature | state | gain | result | switch |", "|---|---|---|---|---|"]
     for row in rows:
         measured = row.tried[0].brought if row.tried else ""
-        cells = (row.wish.name, row.state, row.words, measured or "-", row.wish.hoped or "-", row.wish.switch)
+        cells = (row.wish.name, row.state, measured or "-", row.words, row.wish.switch)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -116,7 +116,7 @@ def test_tables_are_complete() -> None:
     text = table.tables({**found, "machine": "this machine", "row_commits": ["abc"]})
     assert "| LitData | chunks | 0 | 9.00x (9.00 to 9.00) | 0 | 9.00x (9.00 to 9.00) | 1 MiB | yes |" in text
     assert "| an epoch within 1,024 MiB of private memory | missed | ended when it used more than 1,024 MiB |" in text
-    assert "worth Redis where making it takes more than 90 µs" in text
+    assert "Redis pays for a value of 1 KiB if making it takes more than 90 µs" in text
     assert "MosaicML Streaming: it needs torchvision" in text
 
 

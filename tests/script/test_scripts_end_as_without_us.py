@@ -174,7 +174,7 @@ def test_every_technique_that_scripts_allow_is_tried() -> None:
 
 def test_the_page_names_tests_that_exist() -> None:
     root = Path(__file__).parents[2]
-    named = set(re.findall(r"`(test_\w+\.py)`", (root / "docs" / "never-changed.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"`(test_\w+\.py)`", (root / "docs" / "guides" / "never-changed.md").read_text(encoding="utf-8")))
     assert len(named) > 5
     assert named <= {path.name for path in (root / "tests" / "script").glob("test_*.py")}
 

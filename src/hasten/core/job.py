@@ -83,7 +83,7 @@ class Quality:
 class Job:
     """What to train. Subclass it, write four methods, and point `hasten tune` at the class.
 
-    A complete example (`hasten tune my_job.py:MyJob`)::
+    A complete example (`hasten tune my_job.py:MyJob`):
 
         import torch
         from torch.utils.data import TensorDataset

@@ -1,1 +1,1 @@
-"""Callbacks for frameworks with their own training loop: `lightning` and `transformers`. See docs/integrations.md."""
+"""Callbacks for frameworks with their own training loop: `lightning` and `transformers`. See docs/guides/integrations.md."""

@@ -1,7 +1,7 @@
 """The evidence file: everything that a tuning measured, tried and decided, as one JSON object (`evidence.json`).
 
 Reports, checks and other tools read this file and nothing else. The dataclasses below are its schema, from `Evidence`
-upwards; `docs/evidence.md` describes it in words. The rules:
+upwards; `docs/reference/evidence.md` describes it in words. The rules:
 
 - A gain is a ratio of speeds: 2.0 is twice as fast, below 1 is slower. `low` and `high` are its confidence interval.
 - `_bytes`, `_ms` and `_frac` are units; a share runs from 0 to 1. Times without a unit in their name are seconds.

@@ -4,7 +4,7 @@
         train()
     print(watched.summary())
 
-The seams are the same as for an attached script (docs/attach.md). They are installed when the block begins and removed when
+The seams are those of an attached script (docs/guides/process.md). They are installed when the block begins and removed when
 it ends. No ceilings are measured because nothing runs twice. Call `hasten.step()` after each update if no optimizer of
 torch.optim makes the steps.
 """
@@ -47,7 +47,7 @@ _TAKING = threading.Lock()
 def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.PathLike[str] | None = None) -> Watched:
     """Watch the training loop inside a `with` block, and train it under a plan if one is given.
 
-    An example::
+    An example:
 
         with hasten.attach(plan="hasten.toml", json="profile.json") as watched:
             train()

@@ -152,7 +152,7 @@ class Session:
         self.say(f"noise floor: {screen.floor_frac:.1%} ({reason}); smaller differences cannot be detected")
 
     def close(self, ended: str) -> None:
-        """End all processes and write everything. `ended` says why the tuning is over, see docs/evidence.md."""
+        """End all processes and write everything. `ended` says why the tuning is over, see docs/reference/evidence.md."""
         if self._screen is not None:
             self._screen.close()
         try:

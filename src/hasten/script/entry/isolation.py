@@ -1,4 +1,4 @@
-"""Isolate a measured run from the user's files and trackers (see docs/attach.md)."""
+"""Isolate a measured run from the user's files and trackers (see docs/guides/process.md)."""
 
 from __future__ import annotations
 
