@@ -156,7 +156,7 @@ def test_the_looks_share_alpha() -> None:
     spent = sum(1.0 - look_confidence(index, alpha=0.05) for index in range(len(LOOKS)))
     assert spent == pytest.approx(0.05)
     for index in (-1, len(LOOKS)):
-        with pytest.raises(ValueError, match="looks"):
+        with pytest.raises(ValueError, match="look_index"):
             look_confidence(index)
 
 
