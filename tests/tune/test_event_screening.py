@@ -236,4 +236,4 @@ class J(Good):
         found.close()
     assert screening.gate is not None
     assert screening.gate.verdict == "failed"
-    assert "the metric 'loss' moves by" in screening.gate.why
+    assert "the metric 'loss' changes by" in screening.gate.why

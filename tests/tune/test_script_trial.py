@@ -84,7 +84,7 @@ def test_a_cache_proves_its_effect_in_its_first_epoch(tmp_path: Path, name: str)
     with trial_of(tmp_path, plan=plan_of(**{name: {}})) as trial:
         (check,) = trial.call("trace")["evidence"][name]
     assert check["passed"], check["seen"]
-    assert check["seen"].startswith("16 hits of 16 readings")
+    assert check["seen"].startswith("16 hits in 16 reads")
 
 
 @pytest.mark.long
