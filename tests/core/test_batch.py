@@ -1,4 +1,4 @@
-"""Tensors are found in whatever the user put them in, and the containers come back as they were."""
+"""Tensors are found in all kinds of containers, and the containers keep their types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Record:
 
 
 class Encoding(UserDict[str, Any]):
-    """As a tokenizer's: a mapping that holds more than its items."""
+    """A mapping with further attributes, like a tokenizer's encoding."""
 
     def __init__(self, data: Mapping[str, Any], vocabulary: str) -> None:
         super().__init__(data)

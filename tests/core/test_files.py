@@ -1,4 +1,4 @@
-"""A file is the old one or the whole new one, whatever goes wrong in between."""
+"""After any failure, a file is either the complete old one or the complete new one."""
 
 from __future__ import annotations
 

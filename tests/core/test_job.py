@@ -1,4 +1,4 @@
-"""A mistake in a job gives an error that says what to change."""
+"""A mistake in a job raises an error that says how to fix it."""
 
 from __future__ import annotations
 

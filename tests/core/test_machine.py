@@ -1,4 +1,4 @@
-"""What the machine offers is read from fake trees of /proc and control groups, so every limit can be tried."""
+"""The machine's resources are read from fake /proc and control group trees, so that every limit can be tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of an optimization: what a fit says, in which order a plan is applied, what cannot be together."""
+"""The interface of an optimization: the result of `fit`, the order of a plan, and what cannot be combined."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_clash_says_why(first: Optimization, second: Optimization, words: str)
         assert bool(why) == bool(words)
 
 
-# The environment a process must be started with.
+# The environment that a process needs at its start.
 
 
 def asking(name: str, **variables: str) -> Optimization:
@@ -164,7 +164,7 @@ def test_what_cannot_be_joined_is_an_error_that_names_both(first: dict[str, str]
         required_environment([asking("one", **first), asking("two", **second)])
 
 
-def test_what_the_user_set_of_jemalloc_stays_beside_what_a_plan_requires() -> None:
+def test_the_users_settings_of_jemalloc_are_kept_with_those_a_plan_requires() -> None:
     required = {"MALLOC_CONF": "thp:always"}
     assert joined_environment(required, {"MALLOC_CONF": "narenas:2,thp:never"})["MALLOC_CONF"] == "narenas:2,thp:always"
     assert missing_environment(required, {"MALLOC_CONF": "narenas:2,thp:always"}) == {}
@@ -181,7 +181,7 @@ def test_what_the_user_set_of_jemalloc_stays_beside_what_a_plan_requires() -> No
         ({"GLIBC_TUNABLES": "glibc.y=1:glibc.x=0:glibc.y=2"}, True),  # the last value of a tunable counts
     ],
 )
-def test_what_is_not_in_force_in_every_part_is_missing(started: dict[str, str], lacking: bool) -> None:
+def test_a_variable_that_is_not_active_in_every_part_is_missing(started: dict[str, str], lacking: bool) -> None:
     required = {"GLIBC_TUNABLES": "glibc.x=0:glibc.y=1"}
     assert missing_environment(required, started) == (required if lacking else {})
     assert missing_environment(required, joined_environment(required, started)) == {}

@@ -1,4 +1,4 @@
-"""Packed rows: where samples lie, attention that equals each sample's own, and none across the borders."""
+"""Packed rows: the positions of samples, attention equal to that of each sample, and none across borders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F  # noqa: N812  the name everybody uses
+from torch.nn import functional as F  # noqa: N812  the usual name
 
 import hasten
 from hasten.core.batch import map_tensors
@@ -28,7 +28,7 @@ def row(total: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) 
 
 
 def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    """The definition: one attention over the whole row under a mask of blocks."""
+    """Compute the definition: one attention over the whole row with a block mask."""
     document = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     allowed = document[:, None] == document[None, :]
     if is_causal:

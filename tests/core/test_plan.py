@@ -1,4 +1,4 @@
-"""A plan survives its file, and a mistake in the file is named by its key."""
+"""A plan is equal after writing and reading it, and an error names the wrong key of the file."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_settings_left_out_take_their_defaults() -> None:
     assert plan.optimizations == (Workers(count=5, persistent=True),)
 
 
-def test_a_plan_carries_settings_and_nothing_else() -> None:
+def test_a_plan_carries_settings_only() -> None:
     assert Plan(optimizations=(Workers(), Compiled())).to_dict() == {
         "compiled": {},
         "workers": {"count": 2, "persistent": True},
@@ -217,7 +217,7 @@ def test_optimizations_that_wait_for_one_another_are_refused() -> None:
 
 
 @given(st.permutations([Precision(), Workers(), Layout(), Compiled(), Cache()]))
-def test_the_order_is_by_seam_and_after_whatever_order_was_given(given_order: list[Optimization]) -> None:
+def test_the_order_is_by_seam_and_after_for_any_given_order(given_order: list[Optimization]) -> None:
     assert Plan(optimizations=tuple(given_order)).names == ("cache", "compiled", "layout", "workers", "precision")
 
 

@@ -1,4 +1,4 @@
-"""Records: a sample comes back as it went, without pickle."""
+"""Records: a sample is unchanged after encoding and decoding, without pickle."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def there_and_back(sample: Any) -> Any:
 
 @given(PLAIN)
 def test_plain_values_come_back(sample: Any) -> None:
-    found = there_and_back(sample)
-    assert found == sample
-    assert repr(found) == repr(sample)  # 1 is not 1.0, and not True
+    decoded = there_and_back(sample)
+    assert decoded == sample
+    assert repr(decoded) == repr(sample)  # 1 differs from 1.0 and True
 
 
 @pytest.mark.parametrize(
@@ -39,27 +39,27 @@ def test_plain_values_come_back(sample: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5)])
 def test_tensors_come_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.arange(math.prod(shape)).reshape(shape) * 3).to(dtype)
-    found = there_and_back({"x": tensor})["x"]
-    assert found.dtype is dtype
-    assert found.shape == tensor.shape
-    assert torch.equal(found, tensor)
+    decoded = there_and_back({"x": tensor})["x"]
+    assert decoded.dtype is dtype
+    assert decoded.shape == tensor.shape
+    assert torch.equal(decoded, tensor)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">i2", "|b1", "<U3", "<M8[s]", "<c16"])
 @pytest.mark.parametrize("shape", [(), (0, 2), (2, 3, 4)])
 def test_arrays_come_back(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    found = there_and_back([array])[0]
-    assert found.dtype == array.dtype
-    assert found.shape == array.shape
-    assert np.array_equal(found, array)
+    decoded = there_and_back([array])[0]
+    assert decoded.dtype == array.dtype
+    assert decoded.shape == array.shape
+    assert np.array_equal(decoded, array)
 
 
 def test_memory_order_is_kept() -> None:
-    picture = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    found = there_and_back(picture)
-    assert torch.equal(found, picture)
-    assert found.stride() == picture.stride()
+    image = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    decoded = there_and_back(image)
+    assert torch.equal(decoded, image)
+    assert decoded.stride() == image.stride()
     array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     assert there_and_back(array).strides == array.strides
 
@@ -73,9 +73,9 @@ def test_views_are_kept_alone() -> None:
 
 def test_scalars_and_special_numbers() -> None:
     sample = [np.float32(1.5), np.int64(3), np.bool_(1), float("inf"), -0.0, 10**40, "\ud800"]
-    found = there_and_back(sample)
-    assert [type(value) for value in found] == [type(value) for value in sample]
-    assert found == sample
+    decoded = there_and_back(sample)
+    assert [type(value) for value in decoded] == [type(value) for value in sample]
+    assert decoded == sample
     assert math.isnan(there_and_back(float("nan")))
 
 
@@ -89,7 +89,7 @@ def test_what_comes_back_can_be_written_to() -> None:
         encode(record)
 
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024  the untyped kind is what users have
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024  users have untyped named tuples
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ Pair = namedtuple("Pair", "a b")  # noqa: PYI024  the untyped kind is what users
         torch.zeros(2, requires_grad=True), torch.zeros(2, 2).to_sparse(), torch.nn.Parameter(torch.zeros(2)),
     ],
 )  # fmt: skip
-def test_what_is_no_plain_data_is_refused(sample: Any) -> None:
+def test_a_sample_that_is_not_plain_data_is_refused(sample: Any) -> None:
     with pytest.raises(TypeError, match=r"not plain data|must be dense"):
         encode({"sample": sample})

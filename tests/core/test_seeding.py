@@ -1,4 +1,4 @@
-"""The randomness of a sample is a pure function of (seed, epoch, index), and leaves the model's own alone."""
+"""The randomness of a sample is a pure function of (seed, epoch, index), and does not affect the model's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hasten.core.seeding import epoch_permutation, kept_random_state, mix, seed_
 
 
 def draw() -> tuple[float, float, float]:
-    """One number of each generator that user code draws from."""
+    """Draw one number from each generator that user code uses."""
     return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
 
 
@@ -46,7 +46,7 @@ def test_a_mix_does_not_change_between_versions() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 10**9))
-def test_a_sample_is_the_same_whatever_was_drawn_before(seed: int, epoch: int, index: int) -> None:
+def test_a_sample_does_not_depend_on_earlier_draws(seed: int, epoch: int, index: int) -> None:
     first = draw_sample(seed, epoch, index)
     draw()
     draw_sample(seed, epoch, index + 1)

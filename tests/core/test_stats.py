@@ -1,4 +1,4 @@
-"""Verdicts: the formulas are right (SciPy, worked examples), and the rule is worth having (simulation)."""
+"""Verdicts: the formulas are correct (SciPy, worked examples), and the rule is useful (simulation)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_swapping_the_arms_swaps_the_verdict(pairs: list[tuple[float, float, flo
     mirror = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
     there = judge(paired_interval(base, candidate, 0.95), floor)
     wider = judge(paired_interval(base, candidate, 0.95), floor + 1e-9)
-    if there is wider:  # on the very edge of the floor rounding decides
+    if there is wider:  # at the edge of the floor, rounding decides
         back = judge(paired_interval(candidate, base, 0.95), floor + 0.5e-9)
         assert back is mirror.get(there, there)
 
@@ -250,8 +250,8 @@ def test_the_block_median_lies_within_the_values(values: list[float], blocks: in
     assert min(values) - 1e-9 <= block_median(values, blocks) <= max(values) + 1e-9
 
 
-# Is the rule worth having? The machine of the simulation drifts by 4 %, gives each process a luck of its own of 1.2 %,
-# and interrupts some steps.
+# Is the rule useful? The simulated machine drifts by 4 %, adds a constant offset of 1.2 % to each process, and interrupts
+# some steps.
 
 COMPARISONS = 1000
 STEPS = 40
@@ -259,9 +259,9 @@ FLOOR = 0.03
 
 
 def simulate(rng: np.random.Generator, speedup: float, luck: float) -> tuple[Times, Times]:
-    """Step times of `LOOKS[-1]` pairs in ABBA order: two arrays [comparison, pair, step] in seconds.
+    """Simulate the step times of `LOOKS[-1]` pairs in ABBA order: two arrays [comparison, pair, step] in seconds.
 
-    `luck` is the standard deviation of what a process keeps for its whole life, as a share.
+    `luck` is the standard deviation, as a share, of the constant offset of each process.
     """
     num_runs = 2 * LOOKS[-1]
     shape = (COMPARISONS, num_runs)
@@ -279,7 +279,10 @@ def simulate(rng: np.random.Generator, speedup: float, luck: float) -> tuple[Tim
 
 
 def sequential_verdict(base_s: Times, candidate_s: Times, floor_frac: float, *, careful: bool = True) -> Verdict:
-    """Our rule: look at 5, 7, then 10 pairs, and stop at the first verdict. Not careful: no floor, and alpha not split."""
+    """Apply the rule: look after 5, 7 and 10 pairs, and stop at the first verdict.
+
+    If not `careful`, there is no floor and alpha is not split.
+    """
     verdict = Verdict.UNDECIDED
     for index, pairs in enumerate(LOOKS):
         confidence = look_confidence(index) if careful else 0.95
@@ -291,7 +294,7 @@ def sequential_verdict(base_s: Times, candidate_s: Times, floor_frac: float, *, 
 
 
 def rates(speedup: float, luck: float) -> dict[str, float]:
-    """How often each rule calls a difference, as a share of the comparisons; ours with its A/A calibration before each."""
+    """Return how often each rule reports a difference, as a share of the comparisons. Ours includes its A/A calibration."""
     rng = np.random.default_rng(20240611)
     base, candidate = simulate(rng, speedup, luck)
     base_s, candidate_s = np.median(base, axis=-1), np.median(candidate, axis=-1)

@@ -1,4 +1,4 @@
-"""What the system tells of this process, held against what the process itself did."""
+"""What the system reports about this process agrees with what the process did."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_first_environment_is_what_the_process_was_started_with() -> None:
     assert done.stdout.split() == ["None", "a=b", started["GLIBC_TUNABLES"]]
 
 
-def test_without_proc_the_present_environment_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_the_current_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "_SELF", tmp_path)
     assert system.started_with() is os.environ
     (tmp_path / "environ").write_text("a title that overwrote it")
@@ -57,7 +57,7 @@ def test_without_proc_the_present_environment_stands_in(tmp_path: Path, monkeypa
 
 
 @LINUX
-def test_a_function_lies_in_the_library_it_is_from() -> None:
+def test_a_function_is_in_its_library() -> None:
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert "libc" in system.mapping_at(address or 0)
     assert system.mapping_at(0) == ""

@@ -159,7 +159,7 @@ def look_confidence(look_index: int, alpha: float = ALPHA) -> float:
         ValueError: The index is out of range.
     """
     if not 0 <= look_index < len(LOOKS):
-        raise ValueError(f"look_index must be at least 0 and below {len(LOOKS)}, not {look_index}.")
+        raise ValueError(f"There are {len(LOOKS)} looks, numbered from 0: look_index cannot be {look_index}.")
     return 1.0 - alpha / len(LOOKS)
 
 

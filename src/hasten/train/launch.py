@@ -56,7 +56,7 @@ class Ended:
 
     @property
     def words(self) -> str:
-        """A description of what happened."""
+        """The message that describes the end."""
         number = self.status - SIGNALED
         how = f"was ended by {signal.Signals(number).name}" if number in list(signal.Signals) else f"failed ({self.status})"
         where = "before its first update" if self.update is None else f"after update {self.update}"

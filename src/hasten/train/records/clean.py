@@ -106,7 +106,7 @@ def _leftovers(run: Run, *, keep_best: bool, everything: bool) -> Leftovers:
 
 
 def _checkpoints(run: Run, *, keep_best: bool) -> tuple[list[Path], str]:
-    """Return the removable contents of the checkpoint folder, and a description of what is kept."""
+    """Return the removable contents of the checkpoint folder, and which checkpoints are kept, with reasons."""
     folder = run.path / CHECKPOINTS
     if not folder.is_dir() or folder.is_symlink():
         return [], ""
