@@ -1,6 +1,9 @@
-"""The public names: what a user's code may rely on. Growth is a visible decision."""
+"""The public names that users' code may rely on. Adding one is a visible decision."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import hasten
 from hasten import data
@@ -31,6 +34,13 @@ NAMES = [
 def test_the_public_names_are_these() -> None:
     assert hasten.__all__ == NAMES
     assert all(hasattr(hasten, name) for name in NAMES)
+    assert dir(hasten) == NAMES
+
+
+def test_listing_the_public_names_does_not_import_torch() -> None:
+    code = "import sys, hasten; print(*dir(hasten)); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == NAMES
 
 
 DATA_NAMES = [

@@ -1,4 +1,4 @@
-"""Hasten makes PyTorch training faster, and proves it."""
+"""Make PyTorch training faster, and prove it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ from hasten.core import own_imports
 
 own_imports.install()
 
-from hasten.core.errors import (  # noqa: E402 - it is loaded as all of ours are
+from hasten.core.errors import (  # noqa: E402 - must come after `install`
     CorruptError,
     DataError,
     GoneError,
@@ -54,7 +54,12 @@ _NEED_TORCH = {
     "attach": "hasten.script.attach",
     "step": "hasten.script.steps",
 }
-"""Imported when they are asked for: who launches a script must not import torch."""
+"""Names imported on first use, because the process that launches a script must not import torch."""
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 if not TYPE_CHECKING:
 

@@ -83,7 +83,7 @@ class Quality:
 class Job:
     """What to train. Subclass it, write four methods, and point `hasten tune` at the class.
 
-    A complete example (`hasten tune my_job.py:MyJob`):
+    A complete job (`hasten tune my_job.py:MyJob`):
 
         import torch
         from torch.utils.data import TensorDataset
@@ -113,21 +113,135 @@ class Job:
                 x, y = batch
                 return torch.nn.functional.cross_entropy(model(x), y)
 
+    `model`, `train_data`, `optimizer` and `loss` are required. Everything else is optional, and allows more techniques:
+
+    - `quality` with `valid_data` allows techniques that change the mathematics, because their quality can be compared.
+    - `metric` adds metrics to the held-out loss: a `Mean` over all batches, or `Gathered` items for `whole_metric`.
+    - `Loss(total, weight)`, returned by `loss`, keeps means over tokens exact when batches differ in size.
+    - `length` allows trimming padding, and grouping samples of similar length.
+    - `collate_packed` allows sequence packing, with `Packing` and `packed_attention`.
+    - `counted` allows skipping the output layer at positions that the loss does not use.
+    - `deterministic_transform` allows caching samples.
+    - `random_transform` (augmentation) and `collate` (making a batch) keep random work out of the cache.
+    - `device_transform` allows small samples on the host, such as uint8 images.
+    - `schedule` sets the learning-rate schedule, and `after_update` runs after each update.
+    - `forms` names faster ways to write the same job.
+
+    A job for texts of different lengths that uses all of them:
+
+        from concurrent.futures import ThreadPoolExecutor
+
+        import numpy as np
+        import torch
+        from torch.nn import functional as F
+        from torch.nn.utils.rnn import pad_sequence
+        import hasten
+
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = torch.nn.Embedding(256, 32)
+                self.output = torch.nn.Linear(32, 256)
+                self.register_buffer("average", torch.zeros(256, 32))
+
+            def forward(self, inputs, packing=None):  # [batch, length] -> [batch, length, 256]
+                h = self.embed(inputs)[:, None]
+                return self.output(hasten.packed_attention(h, h, h, packing, is_causal=True)[:, 0])
+
+
+        class TextJob(hasten.Job):
+            batch_size, num_updates = 8, 1000
+            quality = hasten.Quality(metric="p90_loss", direction="min", margin=0.05)
+            output_layer = "output"  # the layer that `counted` refers to
+
+            def model(self):
+                return Net()
+
+            def train_data(self):
+                return [f"{n} times two is {2 * n}" for n in range(1000)]  # a list is a map-style dataset
+
+            def valid_data(self):
+                return [f"{n} times two is {2 * n}" for n in range(1000, 1100)]
+
+            def deterministic_transform(self, sample):  # the same result for the same sample
+                return torch.tensor(list(sample.encode()), dtype=torch.int16)
+
+            def random_transform(self, sample):  # replaces some bytes; training only
+                return torch.where(torch.rand(len(sample)) < 0.05, 0, sample)
+
+            def length(self, sample):  # positions that are not padding
+                return len(sample) - 1
+
+            def collate(self, samples):  # [batch, length]; -100 marks padding
+                inputs = pad_sequence([sample[:-1] for sample in samples], batch_first=True)
+                targets = pad_sequence([sample[1:] for sample in samples], batch_first=True, padding_value=-100)
+                return {"inputs": inputs, "targets": targets}
+
+            def collate_packed(self, samples):  # [1, total], without padding
+                inputs = torch.cat([sample[:-1] for sample in samples])[None]
+                targets = torch.cat([sample[1:] for sample in samples])[None]
+                packing = hasten.Packing.of([len(sample) - 1 for sample in samples])
+                return {"inputs": inputs, "targets": targets, "packing": packing}
+
+            def device_transform(self, batch):  # int16 on the host and in caches, int64 on the device
+                return {**batch, "inputs": batch["inputs"].long(), "targets": batch["targets"].long()}
+
+            def token_losses(self, model, batch):
+                logits = model(batch["inputs"], batch.get("packing"))
+                return F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="none")
+
+            def loss(self, model, batch):  # the sum over all tokens, and their number
+                return hasten.Loss(self.token_losses(model, batch).sum(), self.counted(batch).sum())
+
+            def counted(self, batch):  # where the loss uses the model's output
+                return batch["targets"] != -100
+
+            def metric(self, model, batch):
+                return self.summary(self.token_losses(model, batch)[self.counted(batch).flatten()])
+
+            def summary(self, losses):
+                bits = hasten.Mean(losses.sum() / np.log(2), len(losses))  # bits per token
+                return {"bits": bits, "losses": hasten.Gathered(losses.tolist())}
+
+            def whole_metric(self, name, items):  # a quantile is not a mean over batches
+                return {"p90_loss": np.quantile(items, 0.9)}
+
+            def optimizer(self, model):
+                return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+            def schedule(self, optimizer, num_updates):
+                return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_updates)
+
+            def after_update(self, model):  # a moving average of the weights, in a buffer
+                model.average.lerp_(model.output.weight, 0.01)
+
+
+        class ThreadedTextJob(TextJob):  # the same job; a thread finishes each metric while the next batch is computed
+            pool = ThreadPoolExecutor(1)
+
+            def metric(self, model, batch):
+                losses = self.token_losses(model, batch)[self.counted(batch).flatten()]
+                return self.pool.submit(self.summary, losses)
+
+
+        TextJob.forms = (ThreadedTextJob,)
+
     Attributes:
         batch_size: Samples per micro-batch, over all ranks together.
-        epochs: Passes over the training data; or give `num_updates` instead.
-        num_updates: Optimizer updates in the whole run; wins over `epochs`.
+        epochs: Passes over the training data; None is 1. Ignored if `num_updates` is set.
+        num_updates: Optimizer updates of the whole run; None uses `epochs`.
         accumulation: Micro-batches per optimizer update.
         clip_norm: Largest gradient norm (L2, over all parameters); None is off.
-        seed: The run's seed. Model initialisation, sample order and sample randomness all follow from it.
+        seed: The run's seed. It determines model initialisation, sample order and sample randomness.
         shuffle: Whether each epoch visits the samples in a new random order.
-        quality: What "not worse" means; None is off, and then no technique that changes the mathematics is applied.
+        quality: What "not worse" means; None is off, and no technique that changes the mathematics is applied.
         read_every: Updates between two readings of the loss by the host; 1 waits for the device at every update.
         zero_grad_to_none: Free gradients (True) or fill them with zeros (False) between updates.
-        output_layer: Name in the model of the layer that gives the output which `counted` speaks of, as
-            `model.get_submodule` takes it; None has it looked for. It must work on each position by itself.
-        forms: Other ways to write the same job: classes of jobs that train the same model in the same batches. `hasten
-            tune` tries them like any technique, and proves by held-out quality that they are no worse.
+        output_layer: Name of the output layer that `counted` refers to, as in `model.get_submodule`; None detects it. The
+            layer must process each position independently.
+        forms: Other job classes that train the same model on the same batches. `hasten tune` tries them like any technique,
+            and requires that held-out quality is not worse.
     """
 
     batch_size: ClassVar[int] = 32
