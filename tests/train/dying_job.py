@@ -1,6 +1,6 @@
-"""A job that dies where it is told to: `DIE` is `RANK:UPDATE:HOW[:MARK]`, and with a mark (a file) it dies once.
+"""A job that dies on request: `DIE` is `RANK:UPDATE:HOW[:MARK]`. With a mark (a file), it dies only once.
 
-HOW is the name of a signal that it sends itself, or `error`.
+HOW is the name of a signal that it sends to itself, or `error`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.chaos_job import ChaosJob
 
 
 class Dying(ChaosJob):
-    """The same numbers, to rounding, for any number of ranks: no statistics of a batch, no dropout."""
+    """A job with the same numbers, up to rounding, for any number of ranks: no batch statistics, no dropout."""
 
     epochs = 2
 
@@ -34,12 +34,12 @@ class Dying(ChaosJob):
 
 
 def rate(update: int) -> float:
-    """The rate after so many updates; called as each one ends."""
-    rank, at, how, mark, *_ = [*os.environ.get("DIE", "-1:-1:never").split(":"), ""]
-    if (os.environ.get("RANK", "0"), str(update)) == (rank, at) and not (mark and Path(mark).exists()):
+    """Return the learning rate after an update. Called at the end of each one."""
+    rank, last, how, mark, *_ = [*os.environ.get("DIE", "-1:-1:never").split(":"), ""]
+    if (os.environ.get("RANK", "0"), str(update)) == (rank, last) and not (mark and Path(mark).exists()):
         if mark:
             Path(mark).touch()
         if how == "error":
-            raise RuntimeError("it is told to die")
+            raise RuntimeError("dying as requested")
         os.kill(os.getpid(), signal.Signals[how])
     return 0.97**update

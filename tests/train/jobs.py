@@ -1,4 +1,4 @@
-"""Small jobs to train in tests; each takes milliseconds."""
+"""Small jobs for tests. Each trains in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Plain(Job):
-    """Regression; 22 samples in batches of 4: the last batch holds 2."""
+    """Regression with 22 samples in batches of 4, so the last batch has 2."""
 
     batch_size = 4
     epochs = 2
@@ -44,7 +44,7 @@ class Plain(Job):
 
 
 class Stormy(Plain):
-    """All that a rewind must put back: dropout, BatchNorm, AdamW's state, a schedule, random samples."""
+    """Everything that a rewind must restore: dropout, BatchNorm, AdamW's state, a schedule, random samples."""
 
     batch_size = 5
 
@@ -64,7 +64,7 @@ class Stormy(Plain):
 
 
 class Masked(Stormy):
-    """Random numbers in the dataset and in collate, where masked language models draw theirs."""
+    """Random numbers in the dataset and in collate, as in masked language models."""
 
     def train_data(self) -> Dataset[Any]:
         return _Noisy()
@@ -75,7 +75,7 @@ class Masked(Stormy):
 
 
 class CollateOnly(Stormy):
-    """Random numbers in collate and nowhere else."""
+    """Random numbers in collate only."""
 
     def random_transform(self, sample: Any) -> Any:
         return sample
@@ -95,7 +95,7 @@ class _Noisy(Dataset[Any]):
 
 
 class Tokens(Job):
-    """Sequences of unequal length whose loss is weighted by tokens; float64."""
+    """Sequences of different lengths with a token-weighted loss, in float64."""
 
     batch_size = 4
     num_samples = 18
@@ -121,7 +121,7 @@ class Tokens(Job):
 
 
 class Streamed(Plain):
-    """An iterable dataset that draws random numbers while it is read, under a model with dropout."""
+    """An iterable dataset that draws random numbers while it is read, and a model with dropout."""
 
     num_updates = 8
 

@@ -1,4 +1,4 @@
-"""Trains a token-weighted job in the process group that torchrun started, and saves what came out of each rank.
+"""Train a token-weighted job in the process group started by torchrun, and save the results of each rank.
 
 Usage: torchrun --nproc-per-node 2 -m tests.train.ranks_script FOLDER
 """
@@ -26,7 +26,7 @@ UPDATES = 10
 
 
 class Uneven(Tokens):
-    """17 samples, batches of 4: the last batch is one sample, so one of two ranks gets none. One part is never used."""
+    """17 samples in batches of 4: the last batch has one sample, so one of two ranks gets none. One layer is never used."""
 
     num_samples = 17
     accumulation = 2
@@ -50,7 +50,7 @@ class Uneven(Tokens):
 
 
 class One(Plain):
-    """A single held-out sample: one of two ranks has nothing to measure."""
+    """A single held-out sample, so one of two ranks has nothing to measure."""
 
     def valid_data(self) -> Dataset[Any] | None:
         return TensorDataset(torch.ones(1, 5), torch.ones(1, 1))
@@ -60,13 +60,13 @@ class One(Plain):
 
 
 class Overflow(Plain):
-    """The gradient of one rank is infinite once: all must skip that update."""
+    """A job in which the gradient of one rank is infinite once, so all ranks must skip that update."""
 
     batch_size = 2
 
 
 def train(workers: int) -> dict[str, Any]:
-    """Train `Uneven`; the same numbers are expected of one process and of two."""
+    """Train `Uneven`. One process and two ranks must give the same numbers."""
     live = build(Uneven(), device=CPU)
     live.loader = LoaderSettings(num_workers=workers, persistent=workers > 0)
     loop = Loop(live)
@@ -76,7 +76,7 @@ def train(workers: int) -> dict[str, Any]:
 
 
 def overflow() -> dict[str, Any]:
-    """Make the second rank's gradient infinite in the second update."""
+    """Train with an infinite gradient on the second rank in the second update."""
     live: LiveJob = build(Overflow(), device=CPU)
     live.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     loop = Loop(live)
@@ -91,7 +91,7 @@ def overflow() -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Run everything in a process group and save it by rank."""
+    """Run everything in a process group, and save the results by rank."""
     dist.init_process_group("gloo")
     result: dict[str, Any] = {"plain": train(0), "workers": train(1), "overflow": overflow()}
     result["held_out"] = HeldOut(build(One(), device=CPU)).measure()

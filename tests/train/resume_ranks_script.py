@@ -1,6 +1,6 @@
-"""Stops and takes up runs of several ranks, and saves what came of it: `launch(WORLD, [python, -m, THIS, FOLDER])`.
+"""Stop and resume runs of several ranks, and save the results: `launch(WORLD, [python, -m, THIS, FOLDER])`.
 
-In a group of two it also writes the checkpoint that groups of one and of three go on from, and takes up that of one process.
+A group of two also writes the checkpoint that groups of one and three resume from, and resumes that of one process.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from tests.optimizations.contract import make_loop
 from tests.optimizations.ranks_script import Stack
 
 STOP, END = 3, 8
-"""Updates: an epoch has two, so the run stops within its second one."""
+"""Numbers of updates. An epoch has two, so the run stops within its second epoch."""
 PLANS: dict[str, tuple[Optimization, ...]] = {"plain": (), "buckets": (GradientBuckets(),), "shards": (Sharding(),)}
 
 
 class Elastic(Stack):
-    """Weighted by tokens, 17 samples in batches of 4, windows of 3: the last window of an epoch is partial, and its last
-    batch leaves a rank without a sample. The same numbers are expected of any number of ranks.
+    """A token-weighted job with 17 samples in batches of 4 and windows of 3.
+
+    The last window of an epoch is partial, and its last batch leaves a rank without a sample. Any number of ranks must give
+    the same numbers.
     """
 
 
 class Noisy(Elastic):
-    """What is each rank's own besides: dropout and a statistic of the samples it saw. A schedule, and float32."""
+    """The same with state that differs by rank: dropout and a running statistic. Also with a schedule, and in float32."""
 
     def model(self) -> nn.Module:
         model = super().model().float()
@@ -68,12 +70,12 @@ class _Noise(nn.Module):
 
 
 def state(loop: Loop) -> dict[str, torch.Tensor]:
-    """The weights, whole; and what else is this rank's own."""
+    """Return the unsharded weights, and this rank's own buffers."""
     return {name: value.detach().clone() for name, value in loop.live.whole_state().items()}
 
 
 def stopped_and_taken_up(make: Any, folder: Path) -> dict[str, Any]:
-    """Losses and weights of a run that was never stopped, and of one that was."""
+    """Return losses and weights of a run that was never stopped, and of one that was stopped and resumed."""
     whole = make()
     whole.run(END)
     first = make()
@@ -82,7 +84,7 @@ def stopped_and_taken_up(make: Any, folder: Path) -> dict[str, Any]:
         saver.save(wait=True)
     then = state(first)
     again = make()
-    torch.rand(100)  # whatever was drawn meanwhile
+    torch.rand(100)  # random numbers drawn in the meantime
     saved = resume_run(again, folder, {}, print)
     assert saved is not None
     assert torch.equal(
@@ -97,7 +99,7 @@ def stopped_and_taken_up(make: Any, folder: Path) -> dict[str, Any]:
 
 
 def taken_up(folder: Path, plan: str) -> dict[str, Any]:
-    """Go on from somebody else's checkpoint."""
+    """Resume from the checkpoint of another group."""
     loop = make_loop(Elastic(), *PLANS[plan])
     assert resume_run(loop, folder, {}, lambda _: None) is not None
     then = state(loop)
@@ -106,7 +108,7 @@ def taken_up(folder: Path, plan: str) -> dict[str, Any]:
 
 
 def boxes() -> dict[str, Any]:
-    """What is told of tensors that lie otherwise than by rows, and how they get their numbers back."""
+    """Return the shards of tensors that are not sharded by rows, and the tensors after restoring their values."""
     whole = torch.arange(15.0).reshape(3, 5)
     line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
     ways: dict[str, tuple[Any, list[Any]]] = {
@@ -135,7 +137,7 @@ def boxes() -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Do it all, on this rank."""
+    """Run everything on this rank."""
     join_group()
     world, found = dist.get_world_size(), {}
     if world == 2:

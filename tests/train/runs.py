@@ -1,4 +1,4 @@
-"""Real runs for tests of what runs leave behind; each takes a fraction of a second."""
+"""Real runs for tests of their files. Each takes a fraction of a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.train.jobs import Plain
 
 
 def trained(out: Path, job: Any = None, *, plan: Plan | None = None, **settings: Any) -> Path:
-    """A finished run with several checkpoints, the first at update 4 and the last at its end, 12."""
+    """Train a run to its end, with several checkpoints: the first at update 4, the last at update 12."""
     pace = Pace(every=4, keep=9)
     train(job or Plain(), plan or Plan(), out, options=RunOptions(pace=pace, say=lambda _: None), **settings)
     return out
@@ -23,14 +23,14 @@ def trained(out: Path, job: Any = None, *, plan: Plan | None = None, **settings:
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    """The run's folder as a run at work holds it."""
+    """Lock the run's folder, as an active run does."""
     with (run / ".running.0").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def as_if(run: Path, outcome: str) -> Path:
-    """Have the record of a finished run say something else; nothing for `killed`."""
+    """Change the outcome in the record of a finished run; remove it for `killed`."""
     path = run / "run.toml"
     lines = [line for line in path.read_text().splitlines() if not line.startswith(("outcome", "ended", "updates"))]
     path.write_text("\n".join([*lines, *([f'outcome = "{outcome}"'] if outcome != "killed" else [])]) + "\n")

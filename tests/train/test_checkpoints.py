@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if it had not been: bit for bit, from whatever was whole."""
+"""A stopped run continues from its newest intact checkpoint as if it had not stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 class Everything(Job):
-    """Dropout, a running statistic, a tied weight, a random transform, a schedule, and batches that fill no window."""
+    """Dropout, a running statistic, a tied weight, a random transform, a schedule, and a partial accumulation window."""
 
     batch_size, accumulation, epochs, seed = 4, 3, 50, 5
 
@@ -104,7 +104,7 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, stop: int) -> None:
     first = saved_after(stop, tmp_path)
     first.close()
     again = made()
-    torch.rand(100)  # whatever was drawn meanwhile
+    torch.rand(100)  # random numbers drawn in the meantime
     saved = resume_run(again, tmp_path, {}, print)
     assert saved is not None
     assert (saved.update, again.position.update) == (stop, stop)
@@ -201,7 +201,7 @@ def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
     assert same(weights(again), now)
 
 
-def test_a_damaged_one_is_passed_over_with_a_word(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> None:
     loop = made()
     saver = Saver(loop, tmp_path, Pace(keep=9))
     for _ in range(4):
@@ -256,7 +256,7 @@ def test_without_a_checkpoint_the_run_begins(tmp_path: Path) -> None:
     assert resume_run(made(), tmp_path, {}, print) is None
 
 
-def test_a_newer_format_is_told(tmp_path: Path) -> None:
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     saved_after(2, tmp_path)
     manifest = next(tmp_path.rglob("manifest.json"))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
@@ -279,7 +279,7 @@ def test_old_ones_go_and_the_best_stays(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "latest").read_text() == "00000006\n"
 
 
-def test_a_full_disk_is_told_tried_again_and_at_last_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_retried_and_finally_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = made()
     said: list[str] = []
     saver = Saver(loop, tmp_path, Pace(every=1), say=said.append)
@@ -302,7 +302,7 @@ def test_a_full_disk_is_told_tried_again_and_at_last_an_error(tmp_path: Path, mo
     assert saved.update == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file in the way")
     loop = made()
     said: list[str] = []
@@ -347,7 +347,7 @@ def test_a_disk_that_takes_no_direct_writes_gets_them_through_the_cache(
     handle = os.memfd_create("test")
     try:
         write(handle, b"7" * (PART + 3))
-        monkeypatch.setattr("hasten.train.checkpoints.writer_process.fcntl.fcntl", lambda *_: 0)  # it says that it can
+        monkeypatch.setattr("hasten.train.checkpoints.writer_process.fcntl.fcntl", lambda *_: 0)  # claims support
         monkeypatch.setattr("hasten.train.checkpoints.writer_process.os.write", picky)
         write_file(handle, PART + 3, tmp_path / "file")
     finally:
@@ -356,7 +356,7 @@ def test_a_disk_that_takes_no_direct_writes_gets_them_through_the_cache(
     assert (tmp_path / "file").read_bytes() == b"7" * (PART + 3)
 
 
-def test_a_writer_that_was_killed_is_told_and_replaced(tmp_path: Path) -> None:
+def test_a_killed_writer_is_replaced(tmp_path: Path) -> None:
     loop = made()
     said: list[str] = []
     saver = Saver(loop, tmp_path, Pace(every=1), say=said.append)
@@ -398,7 +398,7 @@ def test_the_interval_keeps_the_cost_within_its_share() -> None:
     assert Costs(stall_s=1e-6, update_s=10.0).interval(0.02) == 1
 
 
-def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     for data in (b"", b"1234", b"\xff" * 100, lay_out({"x": torch.zeros(3)}, {}).header):
         (tmp_path / "x").write_bytes(data)
         with pytest.raises(CorruptError):
@@ -425,7 +425,7 @@ def test_one_order_at_a_time(tmp_path: Path) -> None:
     memory.close()
 
 
-def test_two_runs_in_one_folder_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_in_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hasten.train.records.lock._PATIENCE_S", 0.3)
     saver = Saver(made(), tmp_path, Pace())
     said: list[str] = []

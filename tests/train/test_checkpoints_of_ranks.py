@@ -1,4 +1,4 @@
-"""What several ranks agree on about their checkpoints, seen from one of them; the others are played."""
+"""How several ranks agree on their checkpoints, tested on one rank; the other one is simulated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOT_WRITTEN = (7, "", "rank1.safetensors could not be written: No space left on 
 
 @dataclass(frozen=True)
 class Played(Ranks):
-    """One rank of two; the other one brings the next of `brings`, or the same as this one."""
+    """One rank of two. The other rank passes the next item of `brings`, or the same value as this rank."""
 
     world: int = 2
     brings: list[Any] = field(default_factory=list)
@@ -39,9 +39,6 @@ class Played(Ranks):
 
     def sum_gradients(self, parameters: Any) -> None:
         return
-
-    def told(self, value: Any) -> Any:
-        return value
 
     def gather(self, value: Any) -> list[Any]:
         other = self.brings.pop(0) if self.brings else value
@@ -84,7 +81,7 @@ def test_nothing_is_settled_before_all_have_written(tmp_path: Path) -> None:
     while not saver.turn().written:
         time.sleep(0.01)
     loop.run(1)
-    assert saver.after_update(Turn(written=False, due=False)) is None  # the other one still writes
+    assert saver.after_update(Turn(written=False, due=False)) is None  # the other rank is still writing
     assert CheckpointFolder(tmp_path).all() == []
     saved = saver.after_update(Turn(written=True, due=False))
     assert saved is not None
@@ -101,7 +98,7 @@ def test_what_one_rank_cannot_write_all_try_again(tmp_path: Path) -> None:
     loop.run(1)
     with pytest.raises(MachineError, match=r"Writing a checkpoint failed 3 times in a row: rank1\.safetensors"):
         saver.save(wait=True)
-    assert [line.partition(":")[0] for line in said] == ["checkpoint 1", "checkpoint 2"]
+    assert [line.partition(":")[0] for line in said] == ["checkpoint 1 failed", "checkpoint 2 failed"]
     assert CheckpointFolder(tmp_path).all() == []
     saver.close()
 
@@ -111,7 +108,7 @@ def test_after_an_error_no_rank_waits_for_the_others(tmp_path: Path) -> None:
         raise AssertionError("it asks the others")
 
     ranks = Played()
-    object.__setattr__(ranks, "gathered", hangs)
+    object.__setattr__(ranks, "gather", hangs)
     loop, saver = saver_of(tmp_path, ranks, [])
     loop.run(1)
 
@@ -134,13 +131,13 @@ def test_a_checkpoint_that_is_whole_is_not_written_again(tmp_path: Path) -> None
     saver.save(best=True, wait=True)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert CheckpointFolder(tmp_path).best() is not None
-    saver.went_back()  # now it is another run's
+    saver.went_back()  # the checkpoint is no longer that of this run
     saver.save(wait=True)
     assert path.stat().st_ino != before.st_ino
     saver.close()
 
 
-def test_a_run_that_begins_anew_does_so_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_new_run_needs_a_folder_without_checkpoints(tmp_path: Path) -> None:
     train(Everything(), Plan(), tmp_path, max_updates=3, options=RunOptions(pace=Pace(every=1)))
     with pytest.raises(DataError, match=r"has checkpoints of a run, up to update 3: resume it \(--resume\)"):
         train(Everything(), Plan(), tmp_path, max_updates=3, options=RunOptions(pace=Pace(every=1)))
@@ -148,7 +145,7 @@ def test_a_run_that_begins_anew_does_so_in_a_folder_of_its_own(tmp_path: Path) -
 
 @dataclass
 class OneRank:
-    """Gradients that are averaged during the backward pass over one rank: as they are."""
+    """Averaging gradients over one rank during the backward pass, which does not change them."""
 
     live: LiveJob
     kind = "buckets"
@@ -165,7 +162,7 @@ class OneRank:
 
 
 def test_what_a_loop_divides_by_comes_back_as_it_was(tmp_path: Path) -> None:
-    """As a tensor, where it was one: the division of a number by a tensor is the product with its reciprocal."""
+    """The divisor must be restored as a tensor, because division by a tensor multiplies with its reciprocal."""
     first, again = (Loop(build(Everything(), device=CPU)) for _ in range(2))
     for loop in (first, again):
         loop.live.sync = OneRank(loop.live)

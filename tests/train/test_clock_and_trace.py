@@ -1,4 +1,4 @@
-"""Looking at a step: what is seen, and that looking changes nothing."""
+"""Timing and tracing a step: what is recorded, and that it does not change the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_laps_cover_the_run_and_no_more(accumulation: int, monkeypatch: pytest.M
     total = perf_counter() - start
     assert clock.updates == 7
     assert tuple(clock.seconds) == PHASES
-    assert clock.seconds["sync"] == 0  # there is nobody to wait for
+    assert clock.seconds["sync"] == 0  # a single rank has none to wait for
     assert all(seconds > 0 for phase, seconds in clock.seconds.items() if phase != "sync")
     assert sum(clock.seconds.values()) <= total
 

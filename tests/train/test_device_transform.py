@@ -1,4 +1,4 @@
-"""Preparation on the device: what is stored as bytes trains and is measured as what was normalised beforehand."""
+"""Preparation on the device: images stored as bytes train and are measured like images normalised beforehand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PIXELS = torch.randint(0, 256, (14, 3, 12, 12), dtype=torch.uint8, generator=tor
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
-    """From bytes to floats around 0."""
+    """Convert bytes to floats around 0."""
     return images.float().div(255).sub(0.5)
 
 
 class Stored(Images):
-    """Small pictures as they are stored."""
+    """Small images stored as bytes."""
 
     def train_data(self) -> Any:
         return TensorDataset(PIXELS, torch.arange(len(PIXELS)) % 5)
@@ -40,7 +40,7 @@ class Stored(Images):
 
 
 class Prepared(Images):
-    """The same, normalised beforehand."""
+    """The same images, normalised beforehand."""
 
     def train_data(self) -> Any:
         return TensorDataset(normalised(PIXELS), torch.arange(len(PIXELS)) % 5)
@@ -50,7 +50,7 @@ class Prepared(Images):
 
 
 @pytest.mark.parametrize("plan", [Plan(), Plan(optimizations=(ChannelsLast(),))], ids=["plain", "channels_last"])
-def test_what_is_finished_on_the_device_trains_and_is_measured_alike(plan: Plan) -> None:
+def test_preparation_on_the_device_gives_the_same_losses_and_metrics(plan: Plan) -> None:
     losses, held_out, sizes = [], [], []
     for job in (Stored(), Prepared()):
         loop = Loop(build(job, plan, device=CPU))

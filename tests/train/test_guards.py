@@ -1,4 +1,4 @@
-"""A run that stands still says where; one that grows says what."""
+"""A run that hangs reports where; a run whose memory grows reports which tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hasten.train.guards.watchdog import Watchdog, dump_stacks
 from hasten.train.loop import Position
 
 
-def test_a_run_that_stands_still_is_told_once_and_where(tmp_path: Path) -> None:
+def test_a_run_that_hangs_is_reported_once_with_its_stacks(tmp_path: Path) -> None:
     said: list[str] = []
     with Watchdog(tmp_path, said.append, least_s=0.2) as watchdog:
         for _ in range(5):
@@ -54,7 +54,7 @@ def wait_for_ever(ready: multiprocessing.synchronize.Event) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_workers_write_where_they_stand(tmp_path: Path) -> None:
+def test_workers_write_their_stacks(tmp_path: Path) -> None:
     with Watchdog(tmp_path, lambda _: None):
         context = multiprocessing.get_context("fork")
         ready = context.Event()
@@ -77,7 +77,7 @@ def test_tensors_with_symbolic_shapes_are_not_counted() -> None:
     assert all(isinstance(size, int) for _, shape in tensors_alive() for size in shape)
 
 
-def test_memory_that_grows_is_told_with_what_grew() -> None:
+def test_memory_that_grows_is_reported_with_the_tensors() -> None:
     said: list[str] = []
     held: list[torch.Tensor] = []
     size = 100
@@ -96,7 +96,7 @@ def test_memory_that_grows_is_told_with_what_grew() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[100] * 200, [100, 130] * 100, [100] * 40 + [119] * 160])
-def test_memory_that_wavers_is_not(sizes: list[int]) -> None:
+def test_memory_that_fluctuates_is_not_reported(sizes: list[int]) -> None:
     said: list[str] = []
     source = iter(sizes)
     watch = GrowthWatch(said.append, Windows(updates=10), memory=lambda: next(source))
@@ -105,7 +105,7 @@ def test_memory_that_wavers_is_not(sizes: list[int]) -> None:
     assert not said
 
 
-def test_it_is_told_again_only_when_it_grew_as_much_once_more() -> None:
+def test_growth_is_reported_again_only_after_the_same_factor() -> None:
     said: list[str] = []
     size = 100.0
     watch = GrowthWatch(said.append, Windows(updates=10), memory=lambda: int(size))
@@ -115,7 +115,7 @@ def test_it_is_told_again_only_when_it_grew_as_much_once_more() -> None:
     assert len(said) == 2
 
 
-def test_where_no_tensor_became_more_the_words_say_so() -> None:
+def test_the_message_says_if_the_number_of_tensors_did_not_grow() -> None:
     kinds = tensors_alive()
     assert "The number of tensors in Python did not grow" in growth_words(kinds, kinds)
 
@@ -130,10 +130,10 @@ def test_a_validation_has_a_patience_of_its_own(tmp_path: Path) -> None:
         assert not said
         assert watchdog.patience_s < 5.0
         with watchdog.during("validation"):
-            assert watchdog.patience_s > 5.0  # it took 0.3 s, so twenty times that
+            assert watchdog.patience_s > 5.0  # it took 0.3 s, and the limit is 20x that
 
 
-def test_scarce_memory_is_collected_and_told_once(tmp_path: Path) -> None:
+def test_low_memory_is_collected_and_reported_once(tmp_path: Path) -> None:
     used, place = 950, Position()
     incidents = Incidents(tmp_path / "incidents.jsonl", lambda _: None)
     limits = Limits(memory_bytes=1000)

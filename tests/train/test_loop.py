@@ -1,4 +1,4 @@
-"""The loop against training written out by hand, and against itself under every change that must not matter."""
+"""The loop equals training written by hand, and equals itself under every change that must not matter."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def weights(loop: Loop) -> list[torch.Tensor]:
     return [p.detach().clone() for p in loop.live.model.parameters()]
 
 
-# Against training written out by hand.
+# Comparison with training written by hand.
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_it_is_bit_equal_to_a_loop_written_by_hand(clip: float | None) -> None:
     class Clipped(Stormy):
-        batch_size = 6  # no power of two: a mean times 6 over 6 is not the mean
+        batch_size = 6  # not a power of two, so a mean times 6 divided by 6 is not the same mean
         clip_norm = clip
 
         def random_transform(self, sample: Any) -> Any:
@@ -95,7 +95,7 @@ def test_accumulation_over_unequal_weights_is_one_big_batch() -> None:
         shuffle = False
 
     small, big = make(Small()), make(Big())
-    for _ in range(5):  # 18 samples: windows of 12 and 6, the second one flushed with its true size
+    for _ in range(5):  # 18 samples: windows of 12 and 6, the second with its true size
         small.run(1)
         big.run(1)
         for one, other in zip(weights(small), weights(big), strict=True):
@@ -245,17 +245,17 @@ def test_an_infinite_gradient_skips_the_update_and_the_schedule(accumulation: in
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_job_hears_of_each_update_that_was_taken(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_update_is_called_after_each_applied_update(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Averaging(Stormy):
         def model(self) -> nn.Module:
             model = super().model()
-            model.register_buffer("heard", torch.zeros(()))
+            model.register_buffer("calls", torch.zeros(()))
             model.register_buffer("mean", torch.zeros(()))
             return model
 
         def after_update(self, model: nn.Module) -> None:
             assert not torch.is_grad_enabled()
-            model.get_buffer("heard").add_(1)
+            model.get_buffer("calls").add_(1)
             model.get_buffer("mean").add_(next(model.parameters()).mean())
 
     monkeypatch.setattr(Stormy, "accumulation", accumulation)
@@ -268,7 +268,7 @@ def test_a_job_hears_of_each_update_that_was_taken(accumulation: int, monkeypatc
         loop.run(1)
         handle.remove()
         seen += 0.0 if skips else float(next(live.model.parameters()).detach().mean())
-    assert float(live.model.get_buffer("heard")) == 2
+    assert float(live.model.get_buffer("calls")) == 2
     assert float(live.model.get_buffer("mean")) == pytest.approx(seen)
 
 
@@ -295,7 +295,7 @@ def test_float16_with_a_scaler_trains_on_a_gpu() -> None:
     assert len(loop.losses) == 10
 
 
-# What must not matter.
+# Changes that must not matter.
 
 
 @pytest.mark.parametrize("kind", [Stormy, Masked, CollateOnly, Streamed, Tokens])
@@ -324,7 +324,7 @@ def test_a_rewind_knows_the_state_of_an_optimizer(optimizer: Any) -> None:
     assert loop.losses == first
 
 
-def test_a_rewind_puts_buffers_back_that_no_state_dict_holds() -> None:
+def test_a_rewind_restores_non_persistent_buffers() -> None:
     class Counting(nn.Module):
         steps: torch.Tensor
 
@@ -356,7 +356,7 @@ def test_a_rewind_puts_buffers_back_that_no_state_dict_holds() -> None:
 def test_the_seed_decides_all() -> None:
     runs = []
     for seed in (5, 5, 6):
-        torch.rand(3)  # whatever was drawn before
+        torch.rand(3)  # random numbers drawn before
         loop = make(Stormy(), seed)
         loop.run(6)
         runs.append(loop.losses)
@@ -432,7 +432,7 @@ def test_losses_are_read_when_due() -> None:
     assert len(loop.losses) == 5
 
 
-# Iterable datasets, and what comes next.
+# Iterable datasets and upcoming batches.
 
 
 def test_an_iterable_dataset_is_read_epoch_after_epoch() -> None:
@@ -481,21 +481,21 @@ def test_upcoming_agrees_with_what_is_fetched(accumulation: int, monkeypatch: py
     monkeypatch.setattr(live.pipeline, "fetch", spy)
     loop = Loop(live)
     for updates in (1, 2, 5, 1):
-        told = [tuple(indices) for indices in loop.upcoming(updates)]
-        assert len(told) == updates * accumulation
-        at = len(fetched)
+        upcoming = [tuple(indices) for indices in loop.upcoming(updates)]
+        assert len(upcoming) == updates * accumulation
+        start = len(fetched)
         loop.run(updates)
-        assert fetched[at:] == told[: len(fetched) - at]
+        assert fetched[start:] == upcoming[: len(fetched) - start]
     batch = live.pipeline.fetch(0, [0, 1])
-    told = [tuple(indices) for indices in loop.upcoming(1)]
+    upcoming = [tuple(indices) for indices in loop.upcoming(1)]
     loop.run(3, batches=[(batch, 2)])
-    at = len(fetched)
-    assert [tuple(indices) for indices in loop.upcoming(1)] == told  # a replay takes nothing from the stream
+    start = len(fetched)
+    assert [tuple(indices) for indices in loop.upcoming(1)] == upcoming  # a replay takes nothing from the stream
     loop.run(1)
-    assert fetched[at:] == told[: len(fetched) - at]
+    assert fetched[start:] == upcoming[: len(fetched) - start]
 
 
-# Errors that a user meets.
+# Errors for users.
 
 
 def _with_loss(value: Any) -> Job:
@@ -518,7 +518,7 @@ def _with_loss(value: Any) -> Job:
         (lambda out: out.mean() * float("nan"), "The first loss is nan. Check the data"),
     ],
 )
-def test_a_loss_that_is_none_is_refused(value: Any, message: str) -> None:
+def test_a_value_that_is_not_a_loss_is_refused(value: Any, message: str) -> None:
     with pytest.raises(LossError, match=message) as caught:
         make(_with_loss(value)).run(1)
     assert caught.value.update == 0

@@ -1,4 +1,4 @@
-"""Metric lines are written in order, none is lost, and every error reaches the training."""
+"""Metric lines are written in order, none is lost, and every error is raised in the training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_caller_does_not_wait_and_closing_writes_the_rest(tmp_path: Path) ->
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @both
-def test_a_full_disk_is_an_error_of_ours_at_once_and_at_the_end(background: bool) -> None:
+def test_a_full_disk_is_a_machine_error_at_once_and_at_the_end(background: bool) -> None:
     lines = MetricsFile(Path("/dev/full"), background=background)
     with pytest.raises(MachineError, match=r"Cannot write /dev/full: .*No space left.* Free some space"):
         _write_and_flush(lines)

@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers, memory that runs out: what a run does about them, and what it writes down."""
+"""NaN and infinite losses and gradients, and running out of memory: how a run handles and records them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hasten.train.guards.oom import ChangedBuffers, PieceLimit, Window, is_out_o
 from hasten.train.run import RunOptions, train
 
 BAD = 37
-"""The sample whose numbers are bad."""
+"""Index of the sample with a NaN or infinite result."""
 
 
 class Badly(hasten.Job):
-    """A sample in the middle is not finite, in the loss or in the gradient alone."""
+    """One sample has a loss that is not finite, or only a gradient that is not."""
 
     batch_size, epochs, seed = 4, 1, 5
     in_loss = True
@@ -52,7 +52,7 @@ class Badly(hasten.Job):
             return loss
         if self.in_loss:
             return loss * float("nan")
-        return loss + (next(model.parameters()).sum() * 0.0).sqrt()  # the root of nothing: 0 itself, its gradient infinite
+        return loss + (next(model.parameters()).sum() * 0.0).sqrt()  # 0, but its gradient is infinite
 
 
 class InGradient(Badly):
@@ -69,7 +69,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_run_stops_at_a_loss_that_is_no_number_and_names_the_samples(tmp_path: Path) -> None:
+def test_a_run_stops_at_a_loss_that_is_nan_and_names_the_samples(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(LossError, match="became nan"):
         train(Badly(), Plan(), tmp_path, options=RunOptions(pace=Pace(every=2), say=said.append))
@@ -81,7 +81,7 @@ def test_a_run_stops_at_a_loss_that_is_no_number_and_names_the_samples(tmp_path:
 
 
 @pytest.mark.parametrize("job", [Badly, InGradient])
-def test_an_update_that_is_no_number_is_left_out(tmp_path: Path, job: type[Badly]) -> None:
+def test_an_update_that_is_not_finite_is_skipped(tmp_path: Path, job: type[Badly]) -> None:
     result = train(
         job(), Plan(), tmp_path, options=RunOptions(non_finite=NonFinitePolicy(policy="skip"), say=lambda _: None)
     )
@@ -95,8 +95,7 @@ def test_an_update_that_is_no_number_is_left_out(tmp_path: Path, job: type[Badly
 
 
 def trained_without_the_bad_batch(job: Badly, left_out: set[int]) -> dict[str, torch.Tensor]:
-    """The same by a loop that is as plain as can be."""
-
+    """Train with the simplest loop, without the bad batch."""
     live = build(job, Plan())
     for indices in live.batches(0):
         if set(indices) == left_out:
@@ -109,7 +108,7 @@ def trained_without_the_bad_batch(job: Badly, left_out: set[int]) -> dict[str, t
     return live.model.state_dict()
 
 
-def test_too_many_left_out_in_a_row_end_the_run(tmp_path: Path) -> None:
+def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path: Path) -> None:
     class Hopeless(Badly):
         def loss(self, model: nn.Module, batch: Any) -> Any:
             return super().loss(model, (batch[0], batch[1], batch[2] * 0 + BAD))
@@ -125,7 +124,7 @@ def test_too_many_left_out_in_a_row_end_the_run(tmp_path: Path) -> None:
 
 
 class Explodes(Badly):
-    """Its loss is finite at a low learning rate alone."""
+    """A loss that is finite only at a low learning rate."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         self.made = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -143,27 +142,27 @@ class Explodes(Badly):
         return loss * float("nan") if self.rate > 0.3 and BAD in batch[2] else loss
 
 
-def test_a_run_goes_back_and_on_at_a_lower_rate(tmp_path: Path) -> None:
+def test_a_run_rolls_back_and_continues_at_a_lower_rate(tmp_path: Path) -> None:
     job = Explodes()
     options = RunOptions(pace=Pace(every=3), non_finite=NonFinitePolicy(policy="rollback"), say=lambda _: None)
     result = train(job, Plan(), tmp_path, options=options)
     assert result.updates == 20
     found = incidents(tmp_path)
     assert [one["kind"] for one in found] == ["not finite"] * len(found)
-    assert len(found) == 2  # 1.0 -> 0.5 -> 0.25, which is below what it can bear
+    assert len(found) == 2  # 1.0 -> 0.5 -> 0.25, which is low enough
     assert all("multiplied by 0.5" in one["action"] or "multiplied by 0.25" in one["action"] for one in found)
     assert job.rate == pytest.approx(0.25)
     assert all(math.isfinite(float(value.sum())) for value in weights(tmp_path).values())
 
 
-def test_a_run_that_cannot_go_back_says_so(tmp_path: Path) -> None:
+def test_a_run_that_cannot_roll_back_says_so(tmp_path: Path) -> None:
     with pytest.raises(LossError, match="no checkpoint to roll back to"):
         train(
             Badly(), Plan(), tmp_path, options=RunOptions(non_finite=NonFinitePolicy(policy="rollback"), say=lambda _: None)
         )
 
 
-def test_it_goes_back_so_often_and_no_more(tmp_path: Path) -> None:
+def test_the_number_of_rollbacks_is_limited(tmp_path: Path) -> None:
     with pytest.raises(LossError, match="already rolled back 2 times"):
         train(
             Badly(), Plan(), tmp_path,
@@ -181,7 +180,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], words: str) -> None:
         NonFinitePolicy(**wrong)
 
 
-def test_a_jump_is_told_and_noise_is_not() -> None:
+def test_a_spike_is_reported_and_noise_is_not() -> None:
     generator = torch.Generator().manual_seed(1)
     watch = SpikeWatch()
     for update in range(300):
@@ -201,7 +200,7 @@ def test_finite_is_what_is_finite() -> None:
 
 
 class Hungry(hasten.Job):
-    """A batch of more than `fits` rows does not fit."""
+    """A job whose batches do not fit in memory above `fits` rows."""
 
     batch_size, accumulation, epochs, seed = 8, 2, 2, 7
     fits = 3
@@ -228,7 +227,7 @@ class Sated(Hungry):
 
 
 def losses(out: Path, every: int) -> dict[int, float]:
-    """The losses at the ends of epochs; others are reported as time goes by."""
+    """Return the losses at the ends of epochs. The times of other reports vary."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {line["update"]: line["loss"] for line in lines if line["update"] % every == 0}
 
@@ -242,7 +241,7 @@ def test_an_update_that_does_not_fit_is_done_in_smaller_parts(tmp_path: Path) ->
     want, have = weights(tmp_path / "sated"), weights(tmp_path / "hungry")
     assert all(torch.allclose(want[name], have[name], rtol=1e-4, atol=1e-6) for name in want)
     found = incidents(tmp_path / "hungry")
-    assert [one["kind"] for one in found] == ["out of memory"] * 2  # 8 rows, then 4; from then on it is known
+    assert [one["kind"] for one in found] == ["out of memory"] * 2  # 8 rows, then 4; then the limit is known
     assert all(one["update"] == 0 for one in found)
 
 
@@ -278,7 +277,7 @@ def test_running_statistics_of_a_failed_pass_are_taken_back(tmp_path: Path) -> N
     train(FailsAfterIt(), Plan(), tmp_path / "a", max_updates=1, options=RunOptions(say=said.append))
     train(Normed(), Plan(optimizations=()), tmp_path / "b", max_updates=1)
     assert "BatchNorm computes its statistics over the parts" in said[0]
-    # Two micro-batches, each in two parts: four looks, and none of the pass that failed.
+    # Two micro-batches, each in two parts, give four forward passes. The failed pass does not count.
     assert int(weights(tmp_path / "a")["1.num_batches_tracked"]) == 4
     assert int(weights(tmp_path / "b")["1.num_batches_tracked"]) == 2
 
@@ -362,7 +361,7 @@ class Wide(hasten.Job):
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def loss(self, model, batch):
-        # A batch of 32 keeps 32 x 64 x 32768 numbers twice: 512 MiB, of which half would fit.
+        # A batch of 32 keeps 32 x 64 x 32768 numbers twice, 512 MiB. Half of it would fit.
         wide = model(batch[0])[:, :, None] * torch.linspace(0, 1, 32768)
         return hasten.Loss(wide.tanh().mean((1, 2)).sum(), len(batch[0]))
 

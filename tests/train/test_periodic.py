@@ -1,4 +1,4 @@
-"""The work around the updates, driven as `hasten run` drives it."""
+"""The periodic work around the updates, as in `hasten run`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_reports_come_at_most_so_often(tmp_path: Path, loop: Loop) -> None:
     assert len(told) == 5
 
 
-def test_dear_reports_come_less_often_than_asked_for(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reports_are_written_less_often(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     told: list[float] = []
 
@@ -87,7 +87,7 @@ def test_dear_reports_come_less_often_than_asked_for(tmp_path: Path, loop: Loop,
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_a_lost_folder_ends_the_run_with_an_error_of_ours(tmp_path: Path, loop: Loop, background: bool) -> None:
+def test_a_lost_folder_ends_the_run_with_a_machine_error(tmp_path: Path, loop: Loop, background: bool) -> None:
     loop.live.around.checkpoint_background = background
     out = tmp_path / "run"
     out.mkdir()

@@ -1,4 +1,4 @@
-"""Two real processes train as one does."""
+"""Two real processes give the same training as one."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_a_rank_without_a_sample_still_measures(two_ranks: list[dict[str, Any]])
 
 
 @pytest.mark.slow
-def test_ranks_are_of_one_mind(two_ranks: list[dict[str, Any]]) -> None:
-    for rank in two_ranks:  # one brought 1, the other 3
+def test_ranks_agree(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:  # one passed 1, the other 3
         assert rank["agreed"] == 1.0
         assert rank["slowest"] == [3.0, -1.0]
         assert rank["straggler"] == 1.5

@@ -1,4 +1,4 @@
-"""Runs of several ranks go on as they were: bit for bit with as many, to rounding with others, whole or in shards."""
+"""Resumed runs of several ranks: bit-identical with the same number of ranks, equal up to rounding with another number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def saved(loop: Loop, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a group of two found; one process has written a checkpoint before it."""
+    """Return the folder with the results of two ranks, which resumed the checkpoint of one process."""
     folder = tmp_path_factory.mktemp("ranks")
     one = make_loop(Elastic())
     one.run(STOP)
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder_of_three(folder: Path) -> Path:
-    """What a group of three found that went on from the checkpoint of two."""
+    """Return the folder with the results of three ranks, which resumed the checkpoint of two."""
     run_group_of(3, folder)
     return folder
 
@@ -61,7 +61,7 @@ def found(folder: Path, world: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """One process that was never stopped."""
+    """Return the results of one process that was never stopped."""
     loop = make_loop(Elastic())
     loop.run(STOP)
     then = {name: value.clone() for name, value in loop.live.whole_state().items()}
@@ -100,7 +100,7 @@ def test_each_rank_writes_its_own_shards_and_no_more(folder: Path) -> None:
         assert whole.tensors[name].shape == (11, 16)
         assert [rank.tensors[name].shape[0] for rank in whole.ranks] == [6, 5]
         assert whole.ranks[1].meta["shards"][name] == {"shape": [11, 16], "start": [6, 0]}
-    assert "optimizer.0.step" not in whole.ranks[1].tensors  # alike on all ranks
+    assert "optimizer.0.step" not in whole.ranks[1].tensors  # equal on all ranks
 
 
 def test_two_ranks_go_on_from_one_to_rounding(folder: Path, alone: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def test_three_ranks_go_on_from_two_to_rounding(folder_of_three: Path, alone: di
 
 def went_on(ranks: list[dict[str, Any]], then: dict[str, torch.Tensor], alone: dict[str, Any]) -> None:
     for rank in ranks:
-        assert equal(rank["then"], then)  # the very same weights, however they are divided
+        assert equal(rank["then"], then)  # the same weights, regardless of the sharding
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-9)
         near(rank["weights"], alone["weights"])
     assert sum(rank["samples"] for rank in ranks) == alone["samples"]
@@ -136,7 +136,7 @@ def test_one_process_goes_on_from_shards(folder: Path, alone: dict[str, Any], tm
     assert loop.position.samples == alone["samples"]
 
 
-def test_tensors_that_lie_by_columns_or_in_copies_are_kept_too(folder: Path) -> None:
+def test_tensors_sharded_by_columns_or_replicated_are_saved_too(folder: Path) -> None:
     whole = torch.arange(15.0).reshape(3, 5)
     first, second = (rank["boxes"] for rank in found(folder, 2))
     for name in ("columns", "copies", "hybrid"):
@@ -152,7 +152,7 @@ def test_tensors_that_lie_by_columns_or_in_copies_are_kept_too(folder: Path) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["DDP, two ranks", "FSDP2, two ranks"])
-def test_ranks_killed_at_any_moment_end_as_if_nobody_had(name: str) -> None:
+def test_ranks_killed_at_any_moment_end_as_if_not_killed(name: str) -> None:
     found = chaos(4, 1, SETTINGS[name], lambda _: None)
     assert found["kills"] == 4
     assert found["wrong"] == 0

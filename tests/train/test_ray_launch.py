@@ -1,4 +1,4 @@
-"""Ranks that Ray starts: what each is told, and a real group on a local cluster of two workers."""
+"""Ranks started by Ray: the environment of each, and a real group on a local cluster of two workers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_ranks_of_several_machines_meet_at_the_first() -> None:
 
 @pytest.fixture
 def ray() -> None:
-    """Ray, which a user may lack and CI must have."""
+    """Skip if Ray is not installed. CI must have it."""
     if importlib.util.find_spec("ray") is None:
         assert not os.environ.get("HASTEN_CI"), "CI must have Ray installed"
         pytest.skip("Ray is not installed: pip install 'hasten[ray]'")
@@ -107,7 +107,7 @@ def test_a_rank_that_fails_on_the_cluster_ends_all(tmp_path: Path) -> None:
     assert done.returncode == 7, done.stderr[-3000:]
 
 
-def test_a_rank_is_told_a_signal_that_came_before_it_was_started() -> None:
+def test_a_rank_receives_a_signal_that_came_before_its_start() -> None:
     host = RankHost()
     host.stop(signal.SIGTERM)
     assert host.run([sys.executable, "-c", "import time; time.sleep(60)"], ".", {}) == -signal.SIGTERM
@@ -116,7 +116,7 @@ def test_a_rank_is_told_a_signal_that_came_before_it_was_started() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("ray")
 def test_a_signal_to_the_launcher_saves_on_all_ranks(tmp_path: Path) -> None:
-    """SIGINT, which Ray's workers block and their children inherit as blocked."""
+    """Test SIGINT, which Ray's workers block and their children inherit as blocked."""
     (tmp_path / "job.py").write_text(JOB.replace("4, 2, 1", "4, 10**6, 1"))
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     out = tmp_path / "ray"

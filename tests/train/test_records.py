@@ -1,4 +1,4 @@
-"""What a run writes of itself: its record, its log, its vital signs."""
+"""The record, the log and the reports that a run writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.train.jobs import CPU, Plain
 
 
 def quiet(_: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 def parts(out: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def parts(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_leaves_a_record_of_all_that_decides_it(tmp_path: Path) -> None:
+def test_a_run_leaves_a_record_of_everything_that_determines_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     origin = Origin(target="my_job.py:Plain", arguments=("my_job.py:Plain", "--updates", "7"))
     train(Plain(), Plan(optimizations=(MetricReading(every=2),)), out, max_updates=7, origin=origin)
@@ -62,7 +62,7 @@ def test_a_run_leaves_a_record_of_all_that_decides_it(tmp_path: Path) -> None:
     assert started <= ended
 
 
-def test_a_run_that_is_taken_up_has_a_part_for_each_start(tmp_path: Path) -> None:
+def test_a_resumed_run_has_a_part_for_each_start(tmp_path: Path) -> None:
     def ask(report: Report) -> None:
         if report.held_out:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -73,12 +73,12 @@ def test_a_run_that_is_taken_up_has_a_part_for_each_start(tmp_path: Path) -> Non
     train(Plain(), Plan(), tmp_path, options=RunOptions(resume=True, pace=Pace(every=100), say=quiet))
     found = parts(tmp_path)
     assert found[0] == first[0]
-    told = [(part["from_update"], part["updates"], part["outcome"]) for part in found]
-    assert told == [(0, 7, "stopped"), (7, 12, "finished")]
+    outcomes = [(part["from_update"], part["updates"], part["outcome"]) for part in found]
+    assert outcomes == [(0, 7, "stopped"), (7, 12, "finished")]
     assert found[0]["code"] == found[1]["code"] != ""
 
 
-def test_a_run_anew_in_the_same_folder_begins_a_new_record(tmp_path: Path) -> None:
+def test_a_new_run_in_the_same_folder_starts_a_new_record(tmp_path: Path) -> None:
     for _ in range(2):
         train(Plain(), Plan(), tmp_path, max_updates=2)
     assert len(parts(tmp_path)) == 1
@@ -121,7 +121,7 @@ def test_how_a_run_ended(error: Any, name: Any, want: Any) -> None:
     assert how_it_ended(error, name) == want
 
 
-def test_a_record_survives_its_file_with_whatever_words(tmp_path: Path) -> None:
+def test_a_record_with_any_text_is_equal_after_reading(tmp_path: Path) -> None:
     part = {
         "started": "2026-01-01",
         "plan": ["a"],
@@ -149,7 +149,7 @@ def test_a_record_that_cannot_be_read_is_named_and_stops_no_training(tmp_path: P
     train(Plain(), Plan(), tmp_path, max_updates=2, options=RunOptions(resume=True, say=said.append))
     assert len(parts(tmp_path)) == 1
     assert (tmp_path / "run.toml.unread").read_text() == "torn = "
-    assert any("kept as run.toml.unread" in words for words in said)
+    assert any("renamed to run.toml.unread" in message for message in said)
 
 
 def test_nothing_personal_is_in_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +188,9 @@ def test_the_commit_is_found_without_touching_the_repository(tmp_path: Path) -> 
     assert found["changed"] is False
     (tmp_path / "hasten-run").mkdir()
     (tmp_path / "hasten-run" / "metrics.jsonl").touch()
-    assert repository_of(tmp_path) == found  # a run's own folder is no change
+    assert repository_of(tmp_path) == found  # a run's own folder does not count as a change
     index = (tmp_path / ".git" / "index").read_bytes()
-    os.utime(tmp_path / "job.py", (2e9, 2e9))  # git would note the new time in its index
+    os.utime(tmp_path / "job.py", (2e9, 2e9))  # git would write the new time to its index
     assert repository_of(tmp_path) == found
     assert (tmp_path / ".git" / "index").read_bytes() == index
     (tmp_path / "job.py").write_text("a = 22\n")
@@ -217,7 +217,7 @@ def test_what_is_said_is_in_the_log_with_its_time(tmp_path: Path) -> None:
     assert said == ["before the file", "after", "too late"]
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing() -> None:
+def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing() -> None:
     said: list[str] = []
     log = RunLog(said.append)
     log.open(Path("/no/such/folder/log.txt"), append=False)
@@ -230,7 +230,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_log_on_a_full_disk_is_told_once(tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     log = RunLog(said.append)
     log.open(Path("/dev/full"), append=False)
@@ -247,7 +247,7 @@ def test_held_out_results_are_in_the_log(tmp_path: Path) -> None:
     assert "finished at update 12 of 12" in text
 
 
-def test_a_sampled_clock_times_all_updates_where_that_is_cheap_and_few_where_it_is_dear() -> None:
+def test_a_sampled_clock_times_all_updates_if_that_is_cheap_and_few_if_it_is_expensive() -> None:
     def timed(cost_s: float) -> SampledClock:
         clock = SampledClock(CPU, cost_s=cost_s)
         loop = Loop(build(Plain(), device=CPU), clock=clock)
@@ -255,10 +255,10 @@ def test_a_sampled_clock_times_all_updates_where_that_is_cheap_and_few_where_it_
         clock.take_shares()
         return clock
 
-    cheap, dear = timed(0.0), timed(1e6)
-    assert (cheap.gap, cheap.updates) == (1, 38)  # all but the first two
-    assert dear.gap > 1000
-    assert dear.updates <= 2
+    cheap, expensive = timed(0.0), timed(1e6)
+    assert (cheap.gap, cheap.updates) == (1, 38)  # all except the first two
+    assert expensive.gap > 1000
+    assert expensive.updates <= 2
 
 
 def test_the_shares_are_those_of_the_phases_and_are_given_once() -> None:

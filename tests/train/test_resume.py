@@ -1,4 +1,4 @@
-"""`train` as a run that may be stopped, killed and taken up: what it leaves is what an untouched run leaves."""
+"""A run of `train` that is stopped or killed and resumed has the same results as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_run_that_is_asked_to_end_is_taken_up(tmp_path: Path) -> None:
+def test_a_run_that_was_asked_to_stop_is_resumed(tmp_path: Path) -> None:
     train(ChaosJob(), Plan(), tmp_path / "whole", max_updates=25)
     out = tmp_path / "run"
 
@@ -54,11 +54,11 @@ def test_a_run_that_is_asked_to_end_is_taken_up(tmp_path: Path) -> None:
     ]
 
 
-def test_reports_of_updates_that_are_done_again_are_taken_back(tmp_path: Path) -> None:
+def test_reports_of_repeated_updates_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(ChaosJob(), Plan(), out, max_updates=18, options=RunOptions(pace=Pace(every=5, keep=99)))
     saved = CheckpointFolder(out)
-    assert {9, 18} <= {one.update for one in saved.all()}  # the ends of epochs; between them where the writer is free
+    assert {9, 18} <= {one.update for one in saved.all()}  # the ends of epochs, and others if the writer was free
     for one in saved.all():
         if one.update > 9:
             (one.path / "manifest.json").unlink()
@@ -82,7 +82,7 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
     class Other(ChaosJob):
         seed = 99
 
-    with pytest.raises(DataError, match="seed was 3 and is 99"):
+    with pytest.raises(DataError, match="seed was 3 and is now 99"):
         train(Other(), Plan(), tmp_path, max_updates=5, options=RunOptions(resume=True))
 
 
@@ -124,7 +124,7 @@ def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
     found = chaos(QUICK, 1, SETTINGS["one process"], lambda _: None)
     assert found["kills"] >= QUICK
     assert found["wrong"] == 0
-    assert max(found["newest_checkpoint_at_kill"]) > 0  # it really went on from somewhere
+    assert max(found["newest_checkpoint_at_kill"]) > 0  # it really resumed from a checkpoint
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_the_verbs_of_checkpoints(tmp_path: Path) -> None:
 
 
 class Worsens(ChaosJob):
-    """The longer it trains, the worse it is."""
+    """A job that gets worse with training."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=1e-3, maximize=True)

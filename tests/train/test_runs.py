@@ -1,4 +1,4 @@
-"""Runs found again in their folders: how each stands, what it reported, side by side, and what may go."""
+"""Runs in their folders: their state, their reports, comparing them, and cleaning up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY_S = 86_400
 
 
 class Judged(Plain):
-    """With a best checkpoint."""
+    """A job with a best checkpoint."""
 
     quality = hasten.Quality(metric="loss", direction="min", margin=0.1)
 
@@ -57,7 +57,7 @@ def updates(run: Path) -> list[int]:
         ([], False, "unknown"),
     ],
 )
-def test_how_a_run_stands(parts: Any, running: bool, state: str) -> None:
+def test_the_state_of_a_run(parts: Any, running: bool, state: str) -> None:
     assert state_of({"parts": parts} if parts else {}, running=running) == state
 
 
@@ -101,7 +101,7 @@ def test_runs_are_found_below_a_folder_the_newest_first(tmp_path: Path) -> None:
         ):
             os.utime(file, (1e9 + (0, 2, 1)[number], 1e9 + (0, 2, 1)[number]))
     (tmp_path / "no run").mkdir()
-    (tmp_path / "no run" / "metrics.jsonl").touch()  # somebody else's
+    (tmp_path / "no run" / "metrics.jsonl").touch()  # a file of another program
     assert [str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)] == ["deep/down/new", "middle", "old"]
     assert find_runs(tmp_path / "old") == [tmp_path / "old"]
 
@@ -132,7 +132,7 @@ def test_one_record_that_cannot_be_read_hides_no_other_run(tmp_path: Path) -> No
     assert {run.path.name: run.state for run in open_all(tmp_path)} == {"good": "finished", "bad": "unreadable"}
 
 
-def test_torn_lines_are_passed_over(tmp_path: Path) -> None:
+def test_incomplete_lines_are_skipped(tmp_path: Path) -> None:
     run = trained(tmp_path / "a")
     whole = read_reports(run)
     with (run / "metrics.jsonl").open("a") as file:
@@ -151,7 +151,7 @@ def test_incidents_are_counted_by_kind(tmp_path: Path) -> None:
     assert count_incidents(run) == {"spike": 2, "memory": 1}
 
 
-def test_a_summary_tells_where_a_run_stands(tmp_path: Path) -> None:
+def test_a_summary_gives_the_state_of_a_run(tmp_path: Path) -> None:
     run = trained(tmp_path / "a")
     found = summary(open_run(run), now_s=time())
     last = read_reports(run)[-1]
@@ -164,7 +164,7 @@ def test_a_summary_tells_where_a_run_stands(tmp_path: Path) -> None:
     assert 0 <= found["age_s"] < 600
 
 
-def test_differences_are_named_and_likenesses_are_not(tmp_path: Path) -> None:
+def test_only_differences_are_listed(tmp_path: Path) -> None:
     plan = Plan(optimizations=(MetricReading(every=3),))
     runs = [open_run(trained(tmp_path / "a")), open_run(trained(tmp_path / "b", OtherSeed(), plan=plan, max_updates=7))]
     found = compare_runs(runs)
@@ -181,7 +181,7 @@ def test_differences_are_named_and_likenesses_are_not(tmp_path: Path) -> None:
 
 
 def reports(*rows: tuple[int, float, float, float | None]) -> list[dict[str, Any]]:
-    """Reports of (update, seconds, training loss, held-out loss)."""
+    """Return reports of (update, seconds, training loss, held-out loss)."""
     return [
         {
             "update": update, "seconds": seconds, "loss": loss, "samples_per_s": 10.0 * update,
@@ -191,7 +191,7 @@ def reports(*rows: tuple[int, float, float, float | None]) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-def test_held_out_results_stand_side_by_side_only_at_the_same_update() -> None:
+def test_held_out_results_are_compared_only_at_the_same_update() -> None:
     a, b = reports((5, 1, 0, 0.5), (10, 2, 0, 0.4)), reports((5, 1, 0, 0.6), (8, 2, 0, 0.3))
     assert held_out_at_same_updates([a, b]) == [{"update": 5, "values": [{"loss": 0.5}, {"loss": 0.6}]}]
     assert held_out_at_same_updates([a, []]) == []
@@ -204,14 +204,14 @@ def test_the_time_to_a_loss_is_that_of_the_lowest_all_reached() -> None:
 
 def test_without_held_out_results_the_smoothed_training_loss_is_taken() -> None:
     lucky = [4.0, 4.0, 0.1, 4.0, 4.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    a = reports(*((at, float(at), loss, None) for at, loss in enumerate(lucky, 1)))
-    b = reports(*((at, 2.0 * at, 2.0, None) for at in range(1, 11)))
+    a = reports(*((update, float(update), loss, None) for update, loss in enumerate(lucky, 1)))
+    b = reports(*((update, 2.0 * update, 2.0, None) for update in range(1, 11)))
     found = to_same_loss([a, b])
     assert found is not None
     assert found["kind"] == "training loss"
     assert found["loss"] == 2.0
     assert found["seconds"] == [10.0, 2.0]  # one lucky batch (0.1) is not "reached"
-    assert to_same_loss([a, [{"update": 1, "loss": 1.0}]]) is None  # of an older version: it tells no time
+    assert to_same_loss([a, [{"update": 1, "loss": 1.0}]]) is None  # reports of an older version have no times
 
 
 def test_the_training_speed_leaves_validation_and_the_start_out() -> None:
@@ -241,9 +241,9 @@ def leftovers(run: Path, **settings: Any) -> list[Leftovers]:
     return find_leftovers([open_run(run)], now_s=time(), **settings)
 
 
-def test_a_finished_run_loses_its_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+def test_a_finished_run_loses_only_its_checkpoints(tmp_path: Path) -> None:
     run = trained(tmp_path / "a")
-    (run / ".metrics.jsonl.x1").write_text("half")  # of a writer that was killed
+    (run / ".metrics.jsonl.x1").write_text("half")  # left by a killed writer
     (run / "notes.md").write_text("mine")
     lasting = {
         name: (run / name).read_bytes() for name in ("run.toml", "metrics.jsonl", "model.pt", "hasten.toml", "log.txt")
@@ -258,7 +258,7 @@ def test_a_finished_run_loses_its_checkpoints_and_nothing_else(tmp_path: Path) -
     assert leftovers(run) == []
 
 
-def test_the_best_checkpoint_stays_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_on_request(tmp_path: Path) -> None:
     run = trained(tmp_path / "a", Judged())
     best = CheckpointFolder(run).best()
     assert best is not None
@@ -272,7 +272,7 @@ def test_the_best_checkpoint_stays_where_that_is_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("outcome", ["killed", "stopped", "failed"])
-def test_a_run_that_did_not_finish_can_still_be_taken_up(tmp_path: Path, outcome: str) -> None:
+def test_a_run_that_did_not_finish_can_still_be_resumed(tmp_path: Path, outcome: str) -> None:
     run = as_if(trained(tmp_path / "a"), outcome)
     (found,) = leftovers(run)
     assert "to resume from" in found.stays
@@ -281,12 +281,12 @@ def test_a_run_that_did_not_finish_can_still_be_taken_up(tmp_path: Path, outcome
     assert train(Plain(), Plan(), run, options=RunOptions(resume=True, say=lambda _: None)).went_on_from == 12
 
 
-def test_a_run_at_work_is_never_touched(tmp_path: Path) -> None:
+def test_an_active_run_is_never_touched(tmp_path: Path) -> None:
     run = as_if(trained(tmp_path / "a"), "killed")
     (found,), before = leftovers(run), updates(run)
     with held(run):
         assert leftovers(run, everything=True) == []
-        assert not remove(found)  # it was taken up after the list was shown
+        assert not remove(found)  # it was resumed after the list was shown
     assert updates(run) == before
 
 
@@ -296,7 +296,7 @@ def test_runs_that_were_active_lately_are_left_alone(tmp_path: Path) -> None:
     assert len(find_leftovers([open_run(run)], now_s=time() + 4 * DAY_S, older_than_days=3)) == 1
 
 
-def test_everything_is_all_that_a_run_made_and_no_more(tmp_path: Path) -> None:
+def test_everything_is_only_what_the_run_wrote(tmp_path: Path) -> None:
     for name in ("a", "b"):
         trained(tmp_path / name)
     (tmp_path / "b" / "notes.md").write_text("mine")
@@ -356,7 +356,7 @@ def test_a_run_that_is_killed_was_running_and_is_killed(tmp_path: Path, pace: st
     finally:
         process.kill()
         process.wait()
-    until = time() + 30  # the last checkpoint may still be on its way to the disk
+    until = time() + 30  # the last checkpoint may still be being written
     while open_run(out).state == "running" and time() < until:
         pass
     found = summary(open_run(out), now_s=time())

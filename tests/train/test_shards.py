@@ -1,4 +1,4 @@
-"""Tensors in parts: whatever the division they were written under, each is put together whole, and in any other division."""
+"""Sharded tensors: written under any sharding, each can be read unsharded and under any other sharding."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Box = tuple[tuple[int, ...], torch.Tensor]
 
 
 def divided(tensor: torch.Tensor, world: int, dim: int = 0) -> list[Box]:
-    """The boxes that torch's own division gives `world` ranks: the last ones may be smaller, or empty."""
+    """Return the boxes of `world` ranks under torch's sharding. The last ones may be smaller, or empty."""
     size = -(-tensor.shape[dim] // world)
     boxes = []
     for rank in range(world):
         begin = min(rank * size, tensor.shape[dim])
-        start = tuple(begin if at == dim else 0 for at in range(tensor.dim()))
+        start = tuple(begin if other == dim else 0 for other in range(tensor.dim()))
         boxes.append((start, tensor.narrow(dim, begin, min(size, tensor.shape[dim] - begin))))
     return boxes
 
@@ -47,16 +47,16 @@ def test_every_division_gives_every_other(shape: list[int], worlds: tuple[int, i
     tensor = torch.arange(prod(shape)).reshape(shape)
     first, second = (divided(tensor, world, dim % len(shape)) for world, dim in zip(worlds, dims, strict=True))
     written = [(shape, start, part.clone()) for start, part in first if part.numel() or start == (0,) * len(shape)]
-    kept = joined({"x": written}, "here")["x"]
-    assert torch.equal(kept.whole(), tensor)
+    stored = joined({"x": written}, "here")["x"]
+    assert torch.equal(stored.whole(), tensor)
     for start, part in second:
         box = torch.full(part.shape, -1)
-        for written_start, written_part in kept.parts:
+        for written_start, written_part in stored.parts:
             copy_overlap(written_part, written_start, box, start)
         assert torch.equal(box, part)
 
 
-def test_a_number_alone_is_kept_too() -> None:
+def test_a_scalar_is_stored_too() -> None:
     target = torch.zeros(())
     StoredTensor.of(torch.tensor(2.5)).copy_to(target)
     assert target == 2.5
@@ -71,12 +71,12 @@ def test_a_number_alone_is_kept_too() -> None:
         [((4, 2), (0, 0), torch.zeros(2, 2)), ((4, 2), (2, 0), torch.zeros(2, 2).int())],
     ],
 )
-def test_what_is_not_the_whole_is_told(parts: list[Any]) -> None:
+def test_missing_parts_are_an_error(parts: list[Any]) -> None:
     with pytest.raises(CorruptError, match=r"here: x has shape \[4, 2\] with 8 numbers, but the files of all ranks have"):
         joined({"x": parts}, "here")
 
 
-# A checkpoint as two ranks write it, made of one that one process wrote.
+# A checkpoint of several ranks, made from the state of one process.
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> tuple[int, str]:
@@ -88,7 +88,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) 
 
 
 def checkpoint_of(run: Path, updates: int, world: int) -> tuple[Saved, dict[str, torch.Tensor]]:
-    """Train, and lay the state out as `world` ranks with sharded parameters do."""
+    """Train, and write the state as `world` ranks with sharded parameters do."""
     loop = made()
     loop.run(updates)
     state = capture(loop)
@@ -114,7 +114,7 @@ def checkpoint_of(run: Path, updates: int, world: int) -> tuple[Saved, dict[str,
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path, world: int) -> None:
+def test_one_process_resumes_from_the_shards_of_several_ranks(tmp_path: Path, world: int) -> None:
     whole = made()
     whole.run(7)
     _, want = checkpoint_of(tmp_path, 4, world)
@@ -130,7 +130,7 @@ def test_one_process_takes_up_what_several_ranks_wrote_in_shards(tmp_path: Path,
     assert same(weights(again), weights(whole))
 
 
-def test_exported_weights_are_the_same_bytes_whoever_wrote_the_checkpoint(tmp_path: Path) -> None:
+def test_exported_weights_are_the_same_bytes_for_any_number_of_ranks(tmp_path: Path) -> None:
     for world in (1, 2, 3):
         saved, _ = checkpoint_of(tmp_path / str(world), 4, world)
         for kind in ("safetensors", "pt"):
@@ -140,7 +140,7 @@ def test_exported_weights_are_the_same_bytes_whoever_wrote_the_checkpoint(tmp_pa
         assert one == two == three
 
 
-def test_a_checkpoint_without_one_of_its_shards_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_without_one_of_its_shards_is_skipped(tmp_path: Path) -> None:
     checkpoint_of(tmp_path, 2, 2)
     newest, _ = checkpoint_of(tmp_path, 4, 2)
     (newest.path / "rank1.safetensors").unlink()
@@ -151,7 +151,7 @@ def test_a_checkpoint_without_one_of_its_shards_is_passed_over(tmp_path: Path) -
     assert said[0] == "checkpoint 00000004 is skipped: rank1.safetensors is missing"
 
 
-def test_a_manifest_that_names_too_few_ranks_gives_no_half_of_a_model(tmp_path: Path) -> None:
+def test_a_manifest_that_names_too_few_ranks_is_refused(tmp_path: Path) -> None:
     saved, _ = checkpoint_of(tmp_path, 2, 2)
     manifest = saved.path / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "world": 1}))

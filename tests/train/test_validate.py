@@ -1,4 +1,4 @@
-"""Held-out measurement: the numbers right, the training undisturbed."""
+"""Held-out measurement: correct numbers, without side effects on the training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_means_are_weighted() -> None:
 
 
 class Ranked(Measured):
-    """A metric over the whole set, found in threads where there is a pool: none ends before as many are open as may be."""
+    """A metric over the whole set, computed in threads if there is a pool. None ends before the maximum number is open."""
 
     def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
         self.pool, self.begun, self.full = pool, 0, threading.Event()
@@ -72,7 +72,7 @@ class Ranked(Measured):
 
 
 class RankedOneByOne(Ranked):
-    batch_size = 1  # seven batches: more than may be at work in threads
+    batch_size = 1  # seven batches, more than may run in threads at once
 
 
 @pytest.mark.parametrize("in_threads", [False, True])
@@ -118,7 +118,7 @@ def test_losses_by_item_are_weighted_by_item() -> None:
 
 
 @pytest.mark.parametrize(("plain", "entered"), [(True, 0), (False, 4)])
-def test_plain_leaves_the_contexts_out(plain: bool, entered: int) -> None:
+def test_plain_omits_the_contexts(plain: bool, entered: int) -> None:
     live = build(Measured(), device=CPU)
     seen: list[str] = []
 

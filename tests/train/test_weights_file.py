@@ -1,4 +1,4 @@
-"""Checkpoints under every setting: the same weights, whole at any moment, errors told."""
+"""Weights files under every setting: the same weights, complete at any moment, errors reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hasten.train.weights_file import WeightsFile
 
 
 class Tied(nn.Module):
-    """All that a state_dict may hold: tied weights, views, a half type, an empty tensor, a scalar, extra state."""
+    """Everything a state_dict may hold: tied weights, views, a 16-bit type, an empty tensor, a scalar, extra state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def test_it_loads_and_equals_the_plain_one(tmp_path: Path, background: bool) -> 
     writer.save(model.state_dict())
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.fill_(99)  # training goes on at once
+            tensor.fill_(99)  # training continues immediately
     writer.wait()
     found = torch.load(writer.path, weights_only=True)
     equal(found, plain)
@@ -88,7 +88,7 @@ def test_buffers_are_used_again_and_follow_a_change_of_shape() -> None:
     assert [tensor.tolist() for tensor in grown.values()] == [[5.0] * 4, [1.0] * 2, [7.0]]
 
 
-def test_only_one_is_on_its_way_and_the_next_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_write_is_in_progress_and_the_next_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = WeightsFile(tmp_path / "model.pt", AroundSettings(checkpoint_background=True))
     go, at_once, most = threading.Event(), [0], [0]
     save = torch.save
@@ -112,7 +112,7 @@ def test_only_one_is_on_its_way_and_the_next_waits_for_it(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_cannot_be_written_is_told_by_the_next_call_and_the_old_file_stays(tmp_path: Path, background: bool) -> None:
+def test_a_write_error_is_raised_by_the_next_call_and_the_old_file_stays(tmp_path: Path, background: bool) -> None:
     folder = tmp_path / "run"
     writer = WeightsFile(folder / "model.pt", AroundSettings(checkpoint_background=background))
     writer.save({"a": torch.ones(2)})
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_is_told_by_the_next_call_and_the_old_file_stays(
     assert torch.load(tmp_path / "kept" / "model.pt", weights_only=True)["a"].tolist() == [1.0, 1.0]
 
 
-def test_an_error_in_the_background_is_told_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_background_is_raised_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("odd")
 
@@ -157,7 +157,7 @@ def test_the_file_is_flushed_before_it_is_renamed_and_the_folder_after(
     assert seen == ["file", "rename", "folder"]
 
 
-def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_block_that_fails_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(b"old")
     with pytest.raises(ValueError, match="odd"):
@@ -189,7 +189,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, background: st
     *found, left = done.stdout.splitlines()
     assert len(found) == 8
     assert all(line.isdigit() for line in found), found
-    assert int(found[-1]) > 1  # saves did go on between the kills
+    assert int(found[-1]) > 1  # the child saved between the kills
     assert left == "['model.pt']"
 
 

@@ -1,7 +1,7 @@
-"""Saves checkpoints back to back in a child that is killed, again and again, and looks at what is left.
+"""Save checkpoints in a loop in a child process, kill it repeatedly, and check the file each time.
 
 Arguments: folder, "background" or "-". The weights of save number k are all k.
-Writes one line a kill: the number found in the file, or what was wrong with it.
+Writes one line per kill: the number found in the file, or the error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KILLS = (0.0, 0.004, 0.009, 0.017, 0.031, 0.06, 0.11, 0.4)
 
 
 def state_of(number: int) -> dict[str, torch.Tensor]:
-    """Two megabytes of a number."""
+    """Return two megabytes of a number."""
     return {name: torch.full((250_000,), float(number)) for name in ("first", "second")}
 
 
 def save_for_ever(number: int) -> None:
-    """Never returns."""
+    """Save in an endless loop."""
     writer = WeightsFile(folder / "model.pt", settings)
     while True:
         number += 1

@@ -52,7 +52,7 @@ def fresh_part(store: Any, rank: int, world: int, *, wait_s: float = _WAIT_S) ->
                 return published[0]
         time.sleep(_POLL_S)
     raise MachineError(
-        f"Rank {rank} waited {wait_s:.0f} s for {world - 1} other ranks. Check whether they started, and their output."
+        f"Rank {rank} waited {wait_s:.0f} s, but not all {world} ranks came. Check whether they started, and their output."
     )
 
 
