@@ -69,14 +69,14 @@ def test_a_container_is_rebuilt_in_kind_and_the_old_one_is_left_alone(batch: Any
     assert values(batch) == [1.0]
 
 
-def test_what_is_no_tensor_passes_untouched() -> None:
+def test_other_values_are_passed_through_unchanged() -> None:
     thing = object()
     mapped = add_one({"a": "text", "b": 3, "c": None, "d": thing, "e": {1, 2}, "f": Record})
     assert mapped == {"a": "text", "b": 3, "c": None, "d": thing, "e": {1, 2}, "f": Record}
     assert mapped["d"] is thing
 
 
-def test_what_else_a_container_holds_is_kept() -> None:
+def test_other_attributes_of_a_container_are_kept() -> None:
     assert add_one(Encoding({"x": one(1)}, "words")).vocabulary == "words"
     assert add_one(Pair(one(1), "right")).right == "right"
     assert add_one(Record(one(1), "name")).name == "name"

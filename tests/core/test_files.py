@@ -28,7 +28,7 @@ def test_a_file_is_written_with_its_folders(tmp_path: Path, data: str | bytes, e
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "a long old content")
     write_atomically(path, "new")
@@ -36,7 +36,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert entries(tmp_path) == ["file"]
 
 
-def test_the_old_content_survives_what_cannot_be_encoded(tmp_path: Path) -> None:
+def test_the_old_content_survives_an_encoding_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):

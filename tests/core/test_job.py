@@ -120,7 +120,7 @@ def test_a_job_error_is_an_hasten_error() -> None:
         Job().model()
 
 
-def test_overrides_tells_what_the_user_wrote() -> None:
+def test_overrides_shows_the_methods_of_the_user() -> None:
     assert Good().overrides("loss")
     assert WithValidation().overrides("loss")
     assert not Good().overrides("valid_data")
@@ -135,7 +135,7 @@ def test_planned_updates(num_updates: int | None, epochs: int | None, per_epoch:
     assert planned_updates(changed(num_updates=num_updates, epochs=epochs), per_epoch) == expected
 
 
-def test_what_can_only_be_read_in_order_is_iterable() -> None:
+def test_datasets_that_can_only_be_read_in_order_are_iterable() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(())

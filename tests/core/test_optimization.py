@@ -63,7 +63,7 @@ def test_settings_are_the_fields_and_not_the_card() -> None:
     assert make("a").settings() == {"strength": 1}
 
 
-def test_what_a_technique_must_write_is_not_there_by_default() -> None:
+def test_required_methods_have_no_default() -> None:
     item = make("a")
     for call in (lambda: type(item).fit(None), lambda: item.apply(None), lambda: item.evidence(None, None)):  # type: ignore[arg-type]
         with pytest.raises(NotImplementedError):
@@ -115,7 +115,7 @@ def test_no_item_comes_before_one_it_follows_and_none_is_lost(data: st.DataObjec
         (make("a", conflicts=("c",)), make("b"), ""),
     ],
 )
-def test_a_clash_says_why(first: Optimization, second: Optimization, words: str) -> None:
+def test_a_clash_has_a_reason(first: Optimization, second: Optimization, words: str) -> None:
     for why in (clash(first, second), clash(second, first)):
         assert words in why
         assert bool(why) == bool(words)
@@ -159,7 +159,7 @@ def test_entries_of_two_optimizations_are_joined() -> None:
         ({"PATH": "/a"}, {"PATH": "/a:/b"}),
     ],
 )
-def test_what_cannot_be_joined_is_an_error_that_names_both(first: dict[str, str], second: dict[str, str]) -> None:
+def test_conflicting_variables_are_an_error_that_names_both(first: dict[str, str], second: dict[str, str]) -> None:
     with pytest.raises(PlanError, match=f"`one` and `two` need {next(iter(first))} to be '"):
         required_environment([asking("one", **first), asking("two", **second)])
 
@@ -192,7 +192,7 @@ def test_a_plain_variable_must_be_the_same() -> None:
     assert missing_environment({"A": "1"}, {"A": "1"}) == {}
 
 
-def test_joining_keeps_what_the_user_set_and_ours_prevails() -> None:
+def test_joining_keeps_the_users_entries_and_ours_take_precedence() -> None:
     theirs = {"GLIBC_TUNABLES": "glibc.x=9:glibc.u=1", "LD_PRELOAD": "/u.so /v.so", "OMP_PROC_BIND": "true", "HOME": "/me"}
     ours = {"GLIBC_TUNABLES": "glibc.x=0", "LD_PRELOAD": "/a.so", "OMP_PROC_BIND": "close"}
     assert joined_environment(ours, theirs) == {

@@ -38,7 +38,7 @@ def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_ca
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
 @settings(max_examples=50, deadline=None)
-def test_a_packing_says_where_each_position_stands(lengths: list[int]) -> None:
+def test_a_packing_gives_the_index_of_each_position(lengths: list[int]) -> None:
     packing = hasten.Packing.of(lengths)
     assert packing.positions.tolist() == [place for length in lengths for place in range(length)]
     assert packing.offsets.tolist() == [sum(lengths[:at]) for at in range(len(lengths) + 1)]

@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((Workers(), Workers(count=3)), "`workers` is already in the plan"),
     ],
 )
-def test_what_cannot_be_together_is_refused(pair: tuple[Optimization, Optimization], words: str) -> None:
+def test_optimizations_that_exclude_each_other_are_refused(pair: tuple[Optimization, Optimization], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Plan(optimizations=pair)
 
@@ -231,7 +231,7 @@ def test_plus_replaces_and_minus_removes_and_both_keep_the_rest() -> None:
     assert plan.optimizations == (Cache(), Workers())
 
 
-def test_what_toml_cannot_hold_is_refused() -> None:
+def test_values_that_toml_cannot_store_are_refused() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Odd(Optimization):
         card = card("odd", Seam.MODEL)

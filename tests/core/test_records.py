@@ -79,7 +79,7 @@ def test_scalars_and_special_numbers() -> None:
     assert math.isnan(there_and_back(float("nan")))
 
 
-def test_what_comes_back_can_be_written_to() -> None:
+def test_a_decoded_sample_is_writable() -> None:
     record = bytearray(encode((torch.zeros(3), np.zeros(3))))
     tensor, array = decode(record)
     tensor += 1

@@ -110,7 +110,7 @@ def test_a_confidence_is_a_share(confidence: float) -> None:
         paired_interval([1.0, 1.1], [1.0, 1.0], confidence)
 
 
-def test_two_wild_pairs_give_an_endless_interval_and_no_error() -> None:
+def test_two_noisy_pairs_give_an_unbounded_interval_and_no_error() -> None:
     interval = paired_interval([1e-3, 1e3], [1e3, 1e-3], 0.99)
     assert interval.high == math.inf
     assert judge(interval, 0.03) is Verdict.UNDECIDED
@@ -343,7 +343,7 @@ def test_as_many_seeds_as_are_said_to_be_needed_are_enough_and_one_less_is_not()
     assert upper(needed) < 0.02 <= upper(needed - 1)
 
 
-def test_no_number_of_seeds_is_named_where_none_would_do() -> None:
+def test_no_number_of_seeds_is_given_if_none_is_enough() -> None:
     beyond = non_inferior([0.0] * 3, [0.019, 0.03, 0.02], direction="min", margin=0.02)
     assert seeds_needed(beyond, 0.02) is None
     assert seeds_needed(non_inferior([0.0], [0.0], direction="min", margin=0.02), 0.02) is None

@@ -29,7 +29,7 @@ def test_allocators_are_found_by_file_one_of_each_the_preferred_first(tmp_path: 
     assert system.read_allocators([tmp_path])[0] == ()
 
 
-def test_folders_begin_with_what_the_user_says() -> None:
+def test_folders_begin_with_those_of_the_user() -> None:
     folders = system.library_folders({"LD_LIBRARY_PATH": "/mine::/other"})
     assert folders[:2] == [Path("/mine"), Path("/other")]
     assert Path(sys.prefix, "lib") in folders

@@ -98,7 +98,7 @@ def saved_after(updates: int, run: Path, **more: Any) -> Loop:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 11, 20])
-def test_it_goes_on_bit_for_bit(tmp_path: Path, stop: int) -> None:
+def test_it_resumes_bit_for_bit(tmp_path: Path, stop: int) -> None:
     whole = made()
     whole.run(25)
     first = saved_after(stop, tmp_path)
@@ -138,7 +138,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path, before: int, after: in
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "RMSprop", "Adadelta", "NAdam"])
-def test_every_optimizer_goes_on(tmp_path: Path, name: str) -> None:
+def test_every_optimizer_resumes(tmp_path: Path, name: str) -> None:
     class Other(Everything):
         def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
             more = {"momentum": 0.9} if name == "SGD" else {}
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> None:
     assert "checksum differs" in said[2]
 
 
-def test_another_model_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_another_model_is_refused_with_the_differences(tmp_path: Path) -> None:
     saved_after(2, tmp_path)
 
     class Wider(Everything):
@@ -264,7 +264,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         resume_run(made(), tmp_path, {}, print)
 
 
-def test_old_ones_go_and_the_best_stays(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_and_the_best_is_kept(tmp_path: Path) -> None:
     loop = made()
     saver = Saver(loop, tmp_path, Pace(keep=2))
     for update in range(1, 7):
@@ -315,7 +315,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, PART, PART + BLOCK, 2 * PART + 5])
-def test_a_file_of_any_size_is_written_whole(
+def test_a_file_of_any_size_is_written_completely(
     tmp_path: Path, size: int, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not direct:
@@ -405,7 +405,7 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
             open_file(tmp_path / "x")
 
 
-def test_the_writer_knows_nothing_of_torch() -> None:
+def test_the_writer_does_not_import_torch() -> None:
     code = "import sys, hasten.train.checkpoints.writer_process; print('torch' in sys.modules, 'numpy' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "False False\n"

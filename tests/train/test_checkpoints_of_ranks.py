@@ -50,7 +50,7 @@ def saver_of(run: Path, ranks: Played, said: list[str]) -> tuple[Loop, Saver]:
     return loop, Saver(loop, run, Pace(every=1), say=said.append)
 
 
-def test_rank_0_says_that_a_checkpoint_is_whole_with_the_files_of_all(tmp_path: Path) -> None:
+def test_rank_0_completes_a_checkpoint_with_the_files_of_all_ranks(tmp_path: Path) -> None:
     loop, saver = saver_of(tmp_path, Played(brings=[(123, "abc", "")]), [])
     loop.run(1)
     saved = saver.save(wait=True)
@@ -89,7 +89,7 @@ def test_nothing_is_settled_before_all_have_written(tmp_path: Path) -> None:
     saver.close()
 
 
-def test_what_one_rank_cannot_write_all_try_again(tmp_path: Path) -> None:
+def test_if_one_rank_cannot_write_all_ranks_retry(tmp_path: Path) -> None:
     said: list[str] = []
     loop, saver = saver_of(tmp_path, Played(brings=[NOT_WRITTEN, NOT_WRITTEN, NOT_WRITTEN]), said)
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_after_an_error_no_rank_waits_for_the_others(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path).all() == []
 
 
-def test_a_checkpoint_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
+def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     loop, saver = saver_of(tmp_path, Played(), [])
     loop.run(1)
     saver.save(wait=True)
@@ -161,7 +161,7 @@ class OneRank:
         return self.live.model.state_dict()
 
 
-def test_what_a_loop_divides_by_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_the_divisor_of_a_loop_is_restored_exactly(tmp_path: Path) -> None:
     """The divisor must be restored as a tensor, because division by a tensor multiplies with its reciprocal."""
     first, again = (Loop(build(Everything(), device=CPU)) for _ in range(2))
     for loop in (first, again):

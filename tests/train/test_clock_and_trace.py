@@ -18,7 +18,7 @@ from tests.train.jobs import CPU, Plain, Stormy, Streamed
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_laps_cover_the_run_and_no_more(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps_cover_only_the_run(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plain, "accumulation", accumulation)
     clock = PhaseClock()
     loop = Loop(build(Plain(), device=CPU), clock=clock)
@@ -100,9 +100,7 @@ def test_a_trace_sees_memory_layout() -> None:
 
 @pytest.mark.parametrize("kind", [Stormy, Streamed])
 @pytest.mark.parametrize("accumulation", [1, 7])
-def test_after_a_trace_the_loop_stands_at_the_start(
-    kind: type[Job], accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_trace_the_loop_is_at_the_start(kind: type[Job], accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "accumulation", accumulation)
     fresh = Loop(build(kind(), device=CPU))
     fresh.run(6)

@@ -81,7 +81,7 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
 
 
 @pytest.mark.long
-def test_an_error_at_the_same_update_is_not_run_into_a_third_time(tmp_path: Path) -> None:
+def test_an_error_at_the_same_update_is_not_tried_a_third_time(tmp_path: Path) -> None:
     done = hasten("--out", tmp_path / "run", "--restarts", 5, DIE="0:3:error")
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: dying as requested") == 2
@@ -104,7 +104,7 @@ def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) ->
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_all_and_other_numbers_of_ranks_resume(tmp_path: Path) -> None:
     """Resume from two sharded ranks with three sharded ranks, then with one unsharded process."""
     out, plan = tmp_path / "run", plan_file(tmp_path, "sharding")
     done = hasten("--out", out, "--plan", plan, "--checkpoint-every", 100, DIE="1:5:SIGTERM")
@@ -130,7 +130,7 @@ def test_one_rank_that_is_asked_ends_all_and_other_numbers_of_ranks_go_on(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_asks_the_launcher_to_end_asks_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stop_signal_to_the_launcher_reaches_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
     script = (
         "import os, signal, sys, time\n"
         "def ended(number, frame):\n    time.sleep(0.3)\n    open(sys.argv[1] + os.environ['RANK'], 'w').close()\n"
@@ -235,13 +235,13 @@ def test_a_rank_that_ignores_the_signal_is_killed_soon_after_another_died_of_it(
         (Ended(status=1), Ended(status=1, update=1), 3, ""),
     ],
 )
-def test_when_a_group_is_started_again(ended: Ended, before: Ended | None, left: int, why: str) -> None:
+def test_when_a_group_is_restarted(ended: Ended, before: Ended | None, left: int, why: str) -> None:
     found = why_no_restart(ended, before, left)
     assert why in found
     assert bool(why) == bool(found)
 
 
-def test_how_a_group_ended_in_words() -> None:
+def test_the_description_of_how_a_group_ended() -> None:
     assert Ended(status=137, rank=1, update=7).words == "rank 1 was ended by SIGKILL after update 7"
     assert Ended(status=3, rank=0).words == "rank 0 failed (3) before its first update"
 
@@ -274,7 +274,7 @@ def test_a_process_that_was_not_restarted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_what_restarts_cannot_do_is_refused(tmp_path: Path) -> None:
+def test_restarts_without_checkpoints_or_under_torchrun_are_refused(tmp_path: Path) -> None:
     done = hasten("--out", tmp_path, "--restarts", 1, "--checkpoint-every", 0)
     assert done.returncode == 1
     assert "--checkpoint-every 0 makes none" in done.stderr

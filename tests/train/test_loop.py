@@ -353,7 +353,7 @@ def test_a_rewind_restores_non_persistent_buffers() -> None:
     assert loop.losses == first
 
 
-def test_the_seed_decides_all() -> None:
+def test_the_seed_determines_everything() -> None:
     runs = []
     for seed in (5, 5, 6):
         torch.rand(3)  # random numbers drawn before
@@ -418,7 +418,7 @@ def test_dropout_does_not_see_the_randomness_of_samples() -> None:
 
 
 @pytest.mark.parametrize("every", [2, 5, 100])
-def test_reading_seldom_changes_no_loss(every: int) -> None:
+def test_reading_rarely_changes_no_loss(every: int) -> None:
     assert trained(Stormy(), 9, read_every=every) == trained(Stormy(), 9)
 
 
@@ -468,7 +468,7 @@ def test_an_iterable_dataset_that_is_spent_is_named() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_upcoming_agrees_with_what_is_fetched(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upcoming_agrees_with_the_batches_fetched(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plain, "accumulation", accumulation)
     live = build(Plain(), device=CPU)
     fetched: list[tuple[int, ...]] = []

@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, background: bool)
 
 
 @pytest.mark.parametrize("call", ["write", "check", "flush", "close"])
-def test_what_a_callback_raises_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
+def test_an_error_of_a_callback_is_raised_by_the_next_call(tmp_path: Path, call: str) -> None:
     def fail() -> str:
         raise ValueError("no")
 

@@ -192,7 +192,7 @@ def test_a_spike_is_reported_and_noise_is_not() -> None:
     assert not watch.look(302, 9.0)
 
 
-def test_finite_is_what_is_finite() -> None:
+def test_all_finite() -> None:
     assert all_finite([])
     assert all_finite([torch.ones(3), torch.zeros(0)])
     assert not all_finite([torch.ones(3), torch.tensor([0.0, math.inf])])
@@ -258,7 +258,7 @@ def test_a_single_sample_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
         train(Starved(), Plan(), tmp_path, options=RunOptions(say=lambda _: None))
 
 
-def test_running_statistics_of_a_failed_pass_are_taken_back(tmp_path: Path) -> None:
+def test_running_statistics_of_a_failed_pass_are_restored(tmp_path: Path) -> None:
     class Normed(Sated):
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
@@ -282,7 +282,7 @@ def test_running_statistics_of_a_failed_pass_are_taken_back(tmp_path: Path) -> N
     assert int(weights(tmp_path / "b")["1.num_batches_tracked"]) == 2
 
 
-def test_constant_buffers_are_copied_once_alone() -> None:
+def test_constant_buffers_are_copied_only_once() -> None:
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(norm)
     model.register_buffer("constant", torch.ones(4))
@@ -300,7 +300,7 @@ def test_constant_buffers_are_copied_once_alone() -> None:
     assert float(model.constant[0]) == 2.0  # type: ignore[index]
 
 
-def test_what_is_out_of_memory() -> None:
+def test_errors_that_mean_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     assert is_out_of_memory(caught.value)
@@ -324,7 +324,7 @@ def test_a_limit_is_of_pieces_and_not_of_batches() -> None:
     assert not limit.lower()
 
 
-def test_a_window_is_taken_again_and_then_goes_on() -> None:
+def test_a_window_can_be_repeated_and_continued() -> None:
     def source() -> Iterator[Any]:
         yield from [("a", 1), None, ("b", 1), ("c", 1)]
 
@@ -373,7 +373,7 @@ train(Wide(), Plan(), Path(sys.argv[1]), options=RunOptions(say=lambda words: No
 
 
 @pytest.mark.long
-def test_a_job_goes_on_under_a_limit_that_its_batches_exceed(tmp_path: Path) -> None:
+def test_a_job_continues_under_a_limit_that_its_batches_exceed(tmp_path: Path) -> None:
     for name, limit in (("free", 0), ("limited", 400)):
         done = subprocess.run(
             [sys.executable, "-c", UNDER_A_LIMIT, str(tmp_path / name), str(limit)],

@@ -116,7 +116,7 @@ def test_a_background_error_is_raised_after_the_next_update(tmp_path: Path, loop
     around.close()
 
 
-def test_a_rehearsal_does_what_the_plan_changes_and_leaves_the_loop_alone(loop: Loop) -> None:
+def test_a_rehearsal_does_the_changed_work_and_does_not_change_the_loop(loop: Loop) -> None:
     rehearse(loop)
     assert loop.live.counters == {}
     loop.live.around.report_async = loop.live.around.checkpoint_background = True
@@ -152,5 +152,5 @@ def test_larger_validation_batches_measure_the_same_samples(tmp_path: Path) -> N
     work.close()
 
 
-def test_the_settings_begin_plain() -> None:
+def test_the_default_settings_are_plain() -> None:
     assert build(Plain(), device=CPU).around == AroundSettings()

@@ -80,7 +80,7 @@ def near(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", [*(f"noisy {name}" for name in PLANS), "elastic"])
-def test_as_many_ranks_go_on_bit_for_bit(folder: Path, name: str) -> None:
+def test_the_same_number_of_ranks_resumes_bit_for_bit(folder: Path, name: str) -> None:
     for rank in found(folder, 2):
         whole, again = rank[name]["whole"], rank[name]["again"]
         assert again["losses"] == whole["losses"]
@@ -93,7 +93,7 @@ def test_each_rank_has_its_own_statistics_back(folder: Path) -> None:
     assert first != second
 
 
-def test_each_rank_writes_its_own_shards_and_no_more(folder: Path) -> None:
+def test_each_rank_writes_only_its_own_shards(folder: Path) -> None:
     (written,) = CheckpointFolder(folder / "two").all()
     whole = open_whole(written)
     for name in ("model.embed.weight", "optimizer.0.exp_avg"):
@@ -103,13 +103,13 @@ def test_each_rank_writes_its_own_shards_and_no_more(folder: Path) -> None:
     assert "optimizer.0.step" not in whole.ranks[1].tensors  # equal on all ranks
 
 
-def test_two_ranks_go_on_from_one_to_rounding(folder: Path, alone: dict[str, Any]) -> None:
+def test_two_ranks_resume_from_one_up_to_rounding(folder: Path, alone: dict[str, Any]) -> None:
     went_on([rank["from one"] for rank in found(folder, 2)], alone["then"], alone)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sharded", "plain"])
-def test_three_ranks_go_on_from_two_to_rounding(folder_of_three: Path, alone: dict[str, Any], name: str) -> None:
+def test_three_ranks_resume_from_two_up_to_rounding(folder_of_three: Path, alone: dict[str, Any], name: str) -> None:
     then = found(folder_of_three, 2)[0]["elastic"]["then"]
     went_on([rank[name] for rank in found(folder_of_three, 3)], then, alone)
 
@@ -122,7 +122,7 @@ def went_on(ranks: list[dict[str, Any]], then: dict[str, torch.Tensor], alone: d
     assert sum(rank["samples"] for rank in ranks) == alone["samples"]
 
 
-def test_one_process_goes_on_from_shards(folder: Path, alone: dict[str, Any], tmp_path: Path) -> None:
+def test_one_process_resumes_from_shards(folder: Path, alone: dict[str, Any], tmp_path: Path) -> None:
     loop = make_loop(Elastic())
     assert resume_run(loop, folder / "two", {}, lambda _: None) is not None
     assert equal(loop.live.whole_state(), found(folder, 2)[0]["elastic"]["then"])

@@ -202,7 +202,7 @@ def test_without_git_there_is_no_commit_and_no_failure(tmp_path: Path, monkeypat
     assert repository_of(Path.cwd()) == {}
 
 
-def test_what_is_said_is_in_the_log_with_its_time(tmp_path: Path) -> None:
+def test_messages_are_in_the_log_with_their_times(tmp_path: Path) -> None:
     said: list[str] = []
     log = RunLog(said.append)
     log("before the file")
@@ -284,7 +284,7 @@ def test_reports_tell_samples_seconds_memory_and_phases(tmp_path: Path) -> None:
     assert seconds == sorted(seconds)
 
 
-def test_the_seconds_go_on_where_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_seconds_of_a_resumed_run_continue(tmp_path: Path) -> None:
     train(Plain(), Plan(), tmp_path, max_updates=6, options=RunOptions(pace=Pace(every=100), say=quiet))
     path = tmp_path / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -296,7 +296,7 @@ def test_the_seconds_go_on_where_the_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_on_a_gpu_the_shares_come_from_its_own_clock_and_its_memory_is_told(tmp_path: Path) -> None:
+def test_on_a_gpu_the_shares_come_from_its_clock_and_its_memory_is_reported(tmp_path: Path) -> None:
     told: list[Report] = []
     train(Plain(), Plan(), tmp_path, on_report=told.append)
     assert told[-1].device_bytes is not None

@@ -86,7 +86,7 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
         train(Other(), Plan(), tmp_path, max_updates=5, options=RunOptions(resume=True))
 
 
-def test_resuming_nothing_begins(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_starts_a_run(tmp_path: Path) -> None:
     result = train(ChaosJob(), Plan(), tmp_path, max_updates=3, options=RunOptions(resume=True))
     assert (result.went_on_from, result.updates) == (None, 3)
 
@@ -120,7 +120,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_killed_a_dozen_times_it_ends_as_if_it_had_not_been() -> None:
+def test_a_run_killed_a_dozen_times_ends_as_if_not_killed() -> None:
     found = chaos(QUICK, 1, SETTINGS["one process"], lambda _: None)
     assert found["kills"] >= QUICK
     assert found["wrong"] == 0

@@ -202,7 +202,7 @@ def test_the_time_to_a_loss_is_that_of_the_lowest_all_reached() -> None:
     assert to_same_loss([a, b]) == {"loss": 0.4, "kind": "held-out loss", "seconds": [2, 6], "updates": [10, 10]}
 
 
-def test_without_held_out_results_the_smoothed_training_loss_is_taken() -> None:
+def test_without_held_out_results_the_smoothed_training_loss_is_used() -> None:
     lucky = [4.0, 4.0, 0.1, 4.0, 4.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     a = reports(*((update, float(update), loss, None) for update, loss in enumerate(lucky, 1)))
     b = reports(*((update, 2.0 * update, 2.0, None) for update in range(1, 11)))

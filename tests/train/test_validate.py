@@ -92,7 +92,7 @@ def test_a_metric_over_the_whole_set_gets_all_items_in_order(in_threads: bool) -
     assert job.ended == ([True] * len(errors) if in_threads else [])
 
 
-def test_what_goes_wrong_in_a_thread_is_raised_when_the_others_have_ended() -> None:
+def test_an_error_in_a_thread_is_raised_when_the_others_have_ended() -> None:
     class Broken(RankedOneByOne):
         def measured(self, errors: torch.Tensor) -> dict[str, Any]:
             raise ArithmeticError("no boxes")
@@ -221,7 +221,7 @@ def _job(name: str, value: Any) -> Job:
         (_job("loss", None), "loss returned NoneType"),
     ],
 )
-def test_what_cannot_be_measured_is_named(job: Job, message: str) -> None:
+def test_a_job_that_cannot_be_measured_is_refused(job: Job, message: str) -> None:
     live = build(job, device=CPU)
     with pytest.raises(JobError, match=message):
         HeldOut(live).measure()

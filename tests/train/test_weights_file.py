@@ -166,7 +166,7 @@ def test_a_block_that_fails_leaves_only_the_old_file(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_what_a_dead_process_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     names = [f".model.pt.{platform.node()}-{number}-0.part" for number in (dead.pid, os.getppid())]
@@ -179,7 +179,7 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_writes_is_not
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", ["-", "background"])
-def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, background: str) -> None:
+def test_a_kill_at_any_moment_leaves_a_complete_file(tmp_path: Path, background: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     script = Path(__file__).with_name("weights_file_script.py")
