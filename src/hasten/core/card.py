@@ -119,7 +119,7 @@ class Card:
     pays_with: tuple[str, ...] = ()
     traits: frozenset[Trait] = frozenset()
     in_scripts: bool = False
-    script_advice: str = "it has no seam there"
+    script_advice: str = "a script has no place where it can act"
     left_to: Mapping[str, str] = field(default_factory=dict)
     judged_by: Judge = Judge.UPDATE_TIME
 

@@ -12,7 +12,7 @@ from hasten.core.batch import iter_tensors, map_tensors
 from hasten.core.errors import JobError
 from hasten.core.packing import Packing
 
-_OUT = "take it out of the plan"
+_OUT = "remove it from the plan"
 
 
 def split_batch(batch: Any, size: int, parts: int) -> list[tuple[Any, int]]:

@@ -17,7 +17,7 @@ Reports = Sequence[Mapping[str, Any]]
 
 SINGLE_RUNS = (
     "These are single runs, and two runs of the same plan also differ, so this does not prove that a plan is faster or "
-    "better. Paired trials do: `hasten compare TARGET --plan A --plan B` compares plans, `hasten tune TARGET` finds and "
+    "better. Paired trials can: `hasten compare TARGET --plan A --plan B` compares plans, `hasten tune TARGET` finds and "
     "proves one."
 )
 _SMOOTHED = 5
