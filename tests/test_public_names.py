@@ -33,6 +33,7 @@ NAMES = [
 
 def test_the_public_names_are_these() -> None:
     assert hasten.__all__ == NAMES
+    assert set(NAMES) <= set(dir(hasten))
     assert all(hasattr(hasten, name) for name in NAMES)
     assert dir(hasten) == NAMES
 

@@ -1,3 +1,3 @@
-"""A recipe whose package is not there."""
+"""A recipe whose package is not installed."""
 
-import no_such_package  # type: ignore[import-not-found]  # noqa: F401  it is not there on purpose
+import no_such_package  # type: ignore[import-not-found]  # noqa: F401  missing on purpose

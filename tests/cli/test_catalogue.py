@@ -1,8 +1,7 @@
-"""People meet the catalogue: `hasten explain`, `hasten doctor --catalogue`, and the page made from the same entries."""
+"""`hasten explain`, `hasten doctor --catalogue`, and the page made from the same entries."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-from rich.console import Console
 from rich.padding import Padding
 from typer.testing import CliRunner
 
@@ -29,6 +27,7 @@ from hasten.core.seams import Seam
 from hasten.optimizations import catalogue, measured
 from hasten.report import catalogue as told
 from hasten.report.evidence import parse, save
+from tests.cli.called import printed
 from tests.optimizations.contract import Images, facts
 from tests.report.sample import bare, full
 
@@ -97,12 +96,15 @@ def test_what_is_hoped_for_names_where_it_is_promised(name: str) -> None:
     assert bool(claim) == bool(address)
 
 
-def test_the_table_fits_100_columns_and_holds_every_name_and_gain_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = io.StringIO()
-    monkeypatch.setattr(doctor, "console", Console(width=100, file=paper, highlight=False))
-    doctor.doctor(json=False, catalogued=True)
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_catalogue_fits_the_terminal_and_has_every_name_and_gain_whole(width: int) -> None:
+    with printed(width) as paper:
+        doctor.doctor(catalogued=True)
     shown = paper.getvalue()
-    assert max(map(len, shown.splitlines())) <= 100
+    assert max(map(len, shown.splitlines())) <= width
+    words = set(re.findall(r"\w+", shown))
+    for kind in catalogue().values():
+        assert set(re.findall(r"\w+", kind.card.summary)) <= words, "a word is broken"
     for name in NAMES:
         assert re.search(rf"^{name}\b", shown, re.MULTILINE), name
     rows = [row for item in measured().values() for row in item["measured"] or ()]
@@ -158,11 +160,10 @@ def test_an_explanation_shows_what_your_own_tuning_saw(tuned: Path) -> None:
     assert told.gain_words(row) in shown.partition("Measured here")[2]
 
 
-def test_an_explanation_without_a_tuning_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_without_a_tuning_says_how_to_get_one(tmp_path: Path) -> None:
     assert json.loads(call("explain", "precision", "--json", "--out", str(tmp_path)).stdout)["measured_here"] is None
-    paper = io.StringIO()
-    monkeypatch.setattr(explain, "console", Console(width=300, file=paper, highlight=False))
-    explain.explain("precision", out=tmp_path, json=False)
+    with printed(300) as paper:
+        explain.explain("precision", out=tmp_path)
     assert f"nothing yet: hasten tune TARGET --out {tmp_path}" in paper.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""`hasten data`, as a person runs it."""
+"""`hasten data`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_convert_then_info_then_verify(source: Path, tmp_path: Path) -> None:
     code, said = run("info", tmp_path / "s", "--rows", 1)
     assert "SECRET0" in said
     code, said = run("verify", tmp_path / "s")
-    assert (code, "sound: 300 rows" in said) == (0, True)
+    assert (code, "intact: 300 rows" in said) == (0, True)
 
 
 def test_what_was_made_as_json(source: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_was_made_as_json(source: Path, tmp_path: Path) -> None:
     assert (code, made["num_rows"], made["num_bad"], made["version"], made["quarantine"]) == (0, 300, 0, 1, None)
     code, said = run("convert", source, tmp_path / "s", "--append", "--json", "--columns", "id,text")
     assert json.loads(said)["num_rows"] == 600
-    code, said = run("info", tmp_path / "s", "--json")
+    code, said = run("info", tmp_path / "s", "--json", "-")
     facts = json.loads(said)
     assert [column["name"] for column in facts["columns"]] == ["id", "text"]
     assert sum(facts["lengths"]["text"]["counts"]) == 600
@@ -69,7 +69,7 @@ def test_damage_is_named_and_the_exit_code_tells(source: Path, tmp_path: Path) -
     path.write_bytes(data)
     code, said = run("verify", tmp_path / "s")
     assert code == 1
-    assert f"damaged shard {shard.name} (rows 0 to 299)" in said
+    assert f"corrupt shard {shard.name} (rows 0 to 299)" in said
     assert "restore them from a copy" in said
 
 

@@ -1,4 +1,4 @@
-"""`hasten recipes` and `hasten data synth`: from nothing, or from one's own pictures, to a job that trains."""
+"""`hasten recipes` and `hasten data synth`: from generated or your own images to a job that trains."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_trained_model_looks_at_pictures(name: str, tmp_path: Path, monkeypatc
 
     done = invoke("recipes", "look", "Mine.py:Mine", "model.pt", "drawn/images", "alone.png", "--out", "seen")
     assert done.exit_code == 0, done.output
-    assert "left out: " in done.output
+    assert "skipped: " in done.output
     assert "zz-broken.jpg" in done.output
     rows = [json.loads(line) for line in Path("seen/found.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 4
@@ -115,10 +115,10 @@ def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     Image.new("RGB", (8, 8)).save("pictures/a.png")
     Path("There.py").touch()
     for name, images, words in (
-        ("3d", "pictures", "cannot name a class"),
-        ("class", "pictures", "cannot name a class"),
-        ("There", "pictures", "is there already"),
-        ("Mine", "nowhere", "there is no nowhere"),
+        ("3d", "pictures", "is not a class name"),
+        ("class", "pictures", "is not a class name"),
+        ("There", "pictures", "already exists"),
+        ("Mine", "nowhere", "nowhere does not exist"),
     ):
         done = invoke("recipes", "new", "detection", name, "--images", images, "--labels", "pictures")
         assert isinstance(done.exception, HastenError), name

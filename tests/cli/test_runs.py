@@ -1,4 +1,4 @@
-"""`hasten runs`, and what `hasten run` says while it trains."""
+"""`hasten runs`, and what `hasten run` prints while it trains."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from hasten.core.errors import DataError, HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations.metric_reading import MetricReading
 from hasten.train.periodic import Report
+from tests.cli.called import printed
 from tests.train.jobs import Plain
 from tests.train.runs import as_if, trained
 from tests.tune.jobs import write_job
 
 
 def said(*words: object) -> str:
-    """What a verb prints, or the error it raises."""
+    """Return what a verb prints, or raise its error."""
     done = CliRunner().invoke(app, ["runs", *map(str, words)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -37,7 +38,7 @@ def said(*words: object) -> str:
 
 
 def told(*words: object) -> Any:
-    """What a verb prints as JSON."""
+    """Return what a verb prints as JSON."""
     return json.loads(said(*words, "--json"))
 
 
@@ -47,9 +48,13 @@ def test_list_names_every_run_with_its_state(tmp_path: Path) -> None:
     rows = {Path(row["run"]).name: row for row in told("list", tmp_path)}
     assert {name: row["state"] for name, row in rows.items()} == {"good": "finished", "bad": "killed"}
     assert (rows["good"]["updates"], rows["bad"]["updates"], rows["bad"]["planned"]) == (12, 3, 3)
-    text = said("list", tmp_path)
-    assert "12/12" in text
-    assert "killed" in text
+    for width in (80, 120):
+        with printed(width) as paper:
+            said("list", tmp_path)
+        text = paper.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        words = text.split()
+        assert {"12/12", "good", "finished", "killed", "samples/s"} <= set(words)
     with pytest.raises(DataError, match="contains no runs"):
         said("list", tmp_path / "good" / "checkpoints")
 
@@ -72,7 +77,7 @@ def test_show_has_all_of_a_run_on_one_page(tmp_path: Path) -> None:
     ):
         assert words in text
     (run / "run.toml").unlink()
-    assert "It has no record (run.toml)" in said("show", run)
+    assert "The run has no record (run.toml)" in said("show", run)
 
 
 def test_compare_puts_runs_side_by_side_and_claims_nothing(tmp_path: Path) -> None:
@@ -84,19 +89,19 @@ def test_compare_puts_runs_side_by_side_and_claims_nothing(tmp_path: Path) -> No
     assert "does not prove" in text
     assert "hasten tune" in text
     assert not re.search(r"\d\.\d+x", text)  # no ratio is claimed
-    with pytest.raises(HastenError, match="two runs or more"):
+    with pytest.raises(HastenError, match="two or more runs"):
         said("compare", one)
 
 
 def test_export_writes_parquet(tmp_path: Path) -> None:
     run = trained(tmp_path / "a")
-    assert "reports are in" in said("export", run, tmp_path / "a.parquet")
+    assert f"reports to {tmp_path / 'a.parquet'}" in said("export", run, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
 
 
 def test_clean_shows_and_removes_only_when_told_to(tmp_path: Path) -> None:
     run = trained(tmp_path / "a")
-    assert "give --yes" in said("clean", tmp_path)
+    assert "Give --yes" in said("clean", tmp_path)
     assert (run / "checkpoints").exists()
     (row,) = told("clean", tmp_path)
     assert not row["removed"]
@@ -128,7 +133,7 @@ def report(update: int, seconds: float, **more: Any) -> Report:
 def after(*reports: Report) -> RecentSpeed:
     lately = RecentSpeed()
     for one in reports:
-        lately.hear(one)
+        lately.add(one)
     return lately
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +112,8 @@ def test_a_plan_survives_the_disk(tmp_path: Path) -> None:
     plan.save(tmp_path / "new" / "hasten.toml")
     assert Plan.load(tmp_path / "new" / "hasten.toml", CATALOGUE) == plan
     text = (tmp_path / "new" / "hasten.toml").read_text(encoding="utf-8")
-    assert "hasten run my_job.py:MyJob --plan hasten.toml" in text
+    path = shlex.quote(str(tmp_path / "new" / "hasten.toml"))
+    assert f"hasten run my_job.py:MyJob --plan {path}\n" in text
     assert "[optimizations.cache]  # rounding: A technique of this test." in text
 
 
@@ -143,7 +145,7 @@ def test_a_plan_carries_settings_only() -> None:
         ("schema = 1\ntarget = 3", "`target` must be a string, not 3"),
         ("schema = 1\noptimizations = 3", "`optimizations` must be a table, not 3"),
         ("schema = 1\nproved = 'yes'", "`proved` must be a table"),
-        ("schema = 1\n[optimizations.magic]", "unknown optimization `magic`. Available: cache, compiled,"),
+        ("schema = 1\n[optimizations.magic]", "unknown optimization `magic`. `hasten doctor --catalogue` lists all"),
         ("schema = 1\n[optimizations]\nworkers = 3", "`optimizations.workers` must be a table of settings, not 3"),
         ("schema = 1\n[optimizations.workers]\nnumber = 3", "no setting `number`. Its settings: count, persistent."),
         ("schema = 1\n[optimizations.compiled]\nmode = 'x'", "no setting `mode`. Its settings: none."),

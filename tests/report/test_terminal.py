@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from hasten.report import parse, print_summary
-from hasten.report.words import IN_GOOD_SHAPE, headline
+from hasten.report.words import IN_GOOD_SHAPE, command_words, headline, outcome_words
 from hasten.tune.search.candidate import no_time
-from tests.report.sample import SAMPLES, empty_plan, full, interrupted, rung
+from tests.report.sample import SAMPLES, comparison, empty_plan, full, interrupted, rung
 
 
-def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8") -> str:
+def summary(evidence: dict[str, Any], *, width: int = 100, encoding: str = "utf-8", every: bool = False) -> str:
     buffer = io.BytesIO()
     console = Console(file=io.TextIOWrapper(buffer, encoding=encoding, write_through=True), width=width, no_color=True)
-    print_summary(parse(evidence), console, Path("out"))
+    print_summary(parse(evidence), console, Path("out"), every=every)
     return buffer.getvalue().decode(encoding)
 
 
@@ -86,14 +87,57 @@ def test_headline_of_an_interrupted_tuning() -> None:
 
 def test_the_summary_names_everything() -> None:
     evidence = full()
-    shown = summary(evidence)
+    shown = summary(evidence, every=True)
     assert headline(parse(evidence)).line in flat(shown)
     assert evidence["bottleneck"]["words"] in flat(shown)
     for candidate in evidence["rungs"]:
         assert candidate["name"] in shown
         assert candidate["reason"][:40] in flat(shown)
-    for words in ("training: not worse", "694 ms", "out/report.html", "out/hasten.toml", "out/evidence.json", "█"):
-        assert words in shown
+    for words in ("numerics training: not worse", "694 ms", "out/report.html", "out/hasten.toml", "out/evidence.json", "█"):
+        assert words in flat(shown)
+
+
+def test_what_does_not_apply_is_one_line_with_a_count() -> None:
+    evidence = full()
+    unfit = [item for item in evidence["rungs"] if item["outcome"] == "refused" and not item["comparison"]]
+    assert unfit
+    shown = flat(summary(evidence))
+    assert f"{len(unfit)} technique" in shown
+    assert unfit[0]["reason"] not in shown
+
+
+def test_the_last_lines_are_the_answer_and_the_next_command() -> None:
+    evidence = full()
+    assert summary(evidence).splitlines()[-2].strip() == evidence["commands"][-1]
+    assert flat(summary(evidence)).split(" Next: ")[0].endswith(headline(parse(evidence)).line)
+    stopped = {**interrupted(), "commands": ["hasten tune train.py --budget 60s -- --lr 1", "hasten run train.py"]}
+    stopped["ended"] = "interrupted"
+    assert flat(summary(stopped)).endswith("Next: hasten tune train.py --budget 60s --resume -- --lr 1")
+    assert "Next:" not in summary(empty_plan())
+
+
+def test_a_command_can_be_copied_from_a_narrow_terminal() -> None:
+    command = "hasten run 'my job.py:J' --plan out/hasten.toml"
+    assert command_words(command, 100) == command
+    narrow = command_words(command, 24)
+    assert max(map(len, narrow.splitlines())) <= 24
+    assert shlex.split(narrow.replace("\\\n", "")) == shlex.split(command)
+
+
+def test_a_refusal_says_which_kind_it_is() -> None:
+    slower = rung("a", "refused", "slower", comparison=comparison(0.5, "slower", seed=1))
+    same = rung("b", "refused", "same", comparison=comparison(1.0, "same", seed=2))
+    harmful = rung("c", "refused", "changes losses", comparison=comparison(2.0, "faster", seed=3))
+    unfit = rung("d", "refused", "no GPU")
+    found = parse({**full(), "rungs": [slower, same, harmful, unfit]})
+    assert [outcome_words(item) for item in found.rungs] == ["slower", "no gain", "rejected", "not applicable"]
+
+
+def test_no_word_is_broken_at_80_columns() -> None:
+    evidence = full()
+    words = set(summary(evidence, width=400, every=True).split())
+    shown = set(summary(evidence, width=80, every=True).split())
+    assert {word for word in shown - words if "█" not in word} == set()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -119,7 +163,7 @@ def test_what_the_time_did_not_suffice_for_is_one_list() -> None:
     evidence["rungs"] += [rung("knob", "undecided", why, settings={"size": size}) for size in (1, 2)]
     evidence["rungs"].append(rung("lever", "undecided", why))
     shown = flat(summary(evidence))
-    assert "Not tried for want of time; a larger --budget reaches them (3): knob (2 settings), lever" in shown
+    assert "Not tried for lack of time (3); a larger --budget reaches them: knob (2 settings), lever" in shown
     assert why not in shown
 
 

@@ -73,9 +73,15 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
     done = hasten("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
     assert done.returncode == 0, done.stderr
+<<<<<<< HEAD
     message = "rank 1 was ended by SIGKILL after update 13. All ranks resume from the newest checkpoint (restart 1 of 2)"
     assert message in done.stderr
     went_on = int(done.stdout.partition("Went on from update ")[2].partition(".")[0])
+=======
+    told = "rank 1 was ended by SIGKILL after update 13. All ranks resume from the newest checkpoint (restart 1 of 2)"
+    assert told in done.stderr
+    went_on = int(done.stdout.partition("Resumed from update ")[2].partition(".")[0])
+>>>>>>> 373e803 (Make the first ten minutes on the command line clear)
     assert 2 <= went_on <= 12  # the epoch's end waited for the first checkpoint
     assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
 
@@ -98,7 +104,7 @@ def test_torchrun_restarts_ranks_that_resume(tmp_path: Path, untouched: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mark").exists()
-    assert "Went on from update" in done.stdout
+    assert "Resumed from update" in done.stdout
     assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
 
 
@@ -109,7 +115,7 @@ def test_a_signal_to_one_rank_stops_all_and_other_numbers_of_ranks_resume(tmp_pa
     out, plan = tmp_path / "run", plan_file(tmp_path, "sharding")
     done = hasten("--out", out, "--plan", plan, "--checkpoint-every", 100, DIE="1:5:SIGTERM")
     assert done.returncode == 0, done.stderr
-    assert "Stopped by SIGTERM; the same command with --resume goes on." in done.stdout
+    assert "Stopped by SIGTERM. Run the same command with --resume to continue." in done.stdout
     (saved,) = CheckpointFolder(out).all()
     assert (saved.update, saved.world) == (5, 2)
     assert set(saved.files) == {"rank0.safetensors", "rank1.safetensors"}
@@ -277,10 +283,10 @@ def test_a_process_that_was_not_restarted(monkeypatch: pytest.MonkeyPatch) -> No
 def test_restarts_without_checkpoints_or_under_torchrun_are_refused(tmp_path: Path) -> None:
     done = hasten("--out", tmp_path, "--restarts", 1, "--checkpoint-every", 0)
     assert done.returncode == 1
-    assert "--checkpoint-every 0 makes none" in done.stderr
+    assert "--checkpoint-every 0 writes none" in done.stderr
     done = hasten("--out", tmp_path, "--restarts", 1, RANK="0", WORLD_SIZE="2", HASTEN_LAUNCHER="1")
     assert done.returncode == 1
-    assert "to torchrun say --max-restarts" in done.stderr
+    assert "With torchrun, use its --max-restarts" in done.stderr
 
 
 def test_ranks_of_one_attempt_meet_in_a_store_that_outlives_it() -> None:

@@ -192,7 +192,22 @@ def test_a_spike_is_reported_and_noise_is_not() -> None:
     assert not watch.look(302, 9.0)
 
 
+<<<<<<< HEAD
 def test_all_finite() -> None:
+=======
+def test_losses_near_zero_do_not_jump_and_messages_become_rarer() -> None:
+    generator = torch.Generator().manual_seed(2)
+    watch = SpikeWatch()
+    noise = torch.randn(3000, generator=generator).exp().tolist()
+    quiet = [2.0 * math.exp(-update / 20) + 1e-4 * noise[update] for update in range(3000)]
+    assert not [update for update, loss in enumerate(quiet) if watch.look(update, loss)]
+    watch.forget()
+    loud = [update for update in range(3000) if watch.look(update, 9.0 if update % 30 == 29 else 1.0)]
+    assert 3 <= len(loud) <= 6
+
+
+def test_finite_is_what_is_finite() -> None:
+>>>>>>> 373e803 (Make the first ten minutes on the command line clear)
     assert all_finite([])
     assert all_finite([torch.ones(3), torch.zeros(0)])
     assert not all_finite([torch.ones(3), torch.tensor([0.0, math.inf])])

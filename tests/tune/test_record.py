@@ -52,6 +52,9 @@ def test_files_of_an_earlier_tuning_are_moved_and_not_overwritten(tmp_path: Path
     assert [item["name"] for item in old["rungs"]] == ["zero_grad_to_none"]
     assert (second.out / "previous" / "report.html").exists()
     assert json.loads((second.out / "evidence.json").read_text(encoding="utf-8"))["rungs"] == []
+    assert make(tmp_path).move_previous() == second.out / "previous-2"
+    assert (second.out / "previous" / "report.html").exists()
+    assert make(tmp_path).move_previous() is None
 
 
 def test_resuming_keeps_measured_candidates_and_retries_the_rest(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The verbs, one file each."""
+"""The commands of `hasten`, one file each."""

@@ -1,8 +1,7 @@
-"""`hasten checkpoints`: what a run has saved, whether it is whole, and its weights for others."""
+"""`hasten checkpoints`: list, inspect and verify what a run has saved, and export its weights."""
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,30 +9,26 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hasten.cli.say import console
+from hasten.cli.command import JsonOption, Verbs, run_names
+from hasten.cli.say import console, give_json, say
 from hasten.core.errors import CorruptError, DataError
 from hasten.report.words import bytes_words
 
-checkpoints = typer.Typer(
-    help="Look into the checkpoints of a run, and export weights.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+checkpoints = Verbs(help="Inspect the checkpoints of a run, and export weights.")
 
-RunArgument = Annotated[Path, typer.Argument(help="The run's folder, or the folder of one checkpoint.")]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of the run, or of one checkpoint.", autocompletion=run_names)]
 
 
 @checkpoints.command("list")
-def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_(run: RunArgument, json: JsonOption = None) -> None:
     """List the checkpoints of a run."""
-    from hasten.train.checkpoints.folder import CheckpointFolder  # noqa: PLC0415  only this verb pays for its imports
+    from hasten.train.checkpoints.folder import CheckpointFolder
 
     found = CheckpointFolder(run).describe()
-    if json:
-        typer.echo(json_module.dumps(found))
+    if give_json(json, found):
         return
     if not found:
-        raise DataError(f"{run} has no checkpoints: `hasten run TARGET --out {run}` makes them as it trains.")
+        raise DataError(f"{run} has no checkpoints: `hasten run TARGET --out {run}` writes them while it trains.")
     table = Table("update", "size", "ranks", "written", "", box=None, padding=(0, 2, 0, 0))
     for row in found:
         table.add_row(
@@ -49,11 +44,11 @@ def list_(run: RunArgument, json: Annotated[bool, typer.Option("--json", help="P
 @checkpoints.command()
 def inspect(
     run: RunArgument,
-    update: Annotated[int | None, typer.Option(help="Which; the newest unless given.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    update: Annotated[int | None, typer.Option(help="Update of the checkpoint. Default: the newest.")] = None,
+    json: JsonOption = None,
 ) -> None:
-    """Show what a checkpoint holds: tensors, where the run stood, what was noted."""
-    from hasten.train.checkpoints.read import open_whole  # noqa: PLC0415  as above
+    """Show what a checkpoint contains: tensors, position of the run, facts about the run."""
+    from hasten.train.checkpoints.read import open_whole
 
     saved = _chosen(run, update)
     whole = open_whole(saved)
@@ -70,14 +65,15 @@ def inspect(
         "facts": dict(saved.facts),
         "tensors": tensors,
     }
-    if json:
-        typer.echo(json_module.dumps(facts, indent=2))
+    if give_json(json, facts):
         return
     place = facts["position"]
-    console.print(
-        f"[bold]update {saved.update:,}[/bold], epoch {place['epoch'] + 1}, {place['samples']:,} samples, "
-        f"{bytes_words(saved.num_bytes)}, written {saved.created}\n",
-        soft_wrap=True,
+    say(
+        Text.assemble(
+            (f"update {saved.update:,}", "bold"),
+            f", epoch {place['epoch'] + 1}, {place['samples']:,} samples, {bytes_words(saved.num_bytes)}, "
+            f"written {saved.created}\n",
+        )
     )
     table = Table("tensor", "type", "shape", box=None, padding=(0, 2, 0, 0))
     for name, row in tensors.items():
@@ -87,39 +83,37 @@ def inspect(
 
 @checkpoints.command()
 def verify(run: RunArgument) -> None:
-    """Compare all checkpoints with their checksums. Exit 1 if one is not what was written."""
-    from hasten.train.checkpoints.folder import CheckpointFolder, damage  # noqa: PLC0415  as above
+    """Verify checkpoint checksums. Exits with 1 if any is corrupt."""
+    from hasten.train.checkpoints.folder import CheckpointFolder, damage
 
     found = CheckpointFolder(run).all()
     if not found:
         raise DataError(f"{run} has no checkpoints.")
     problems = {saved.path.name: damage(saved) for saved in found}
     for name, problem in problems.items():
-        console.print(f"{name}  {problem or 'sound'}", soft_wrap=True)
+        say(f"{name}  {problem or 'intact'}")
     damaged = [name for name, problem in problems.items() if problem]
     if damaged:
-        raise CorruptError(
-            f"{len(damaged)} of {len(found)} checkpoints are not what was written; a resumed run passes them over."
-        )
+        raise CorruptError(f"{len(damaged)} of {len(found)} checkpoints are corrupt. A resumed run skips them.")
 
 
 @checkpoints.command()
 def export(
     run: RunArgument,
     file: Annotated[Path, typer.Argument(help="FILE.safetensors, or FILE.pt for a plain state_dict.")],
-    update: Annotated[int | None, typer.Option(help="Which; the newest unless given.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The best instead of the newest.")] = False,
+    update: Annotated[int | None, typer.Option(help="Update of the checkpoint. Default: the newest.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Export the best instead of the newest.")] = False,
 ) -> None:
-    """Write the model's weights alone; the same bytes for the same weights."""
-    from hasten.train.checkpoints.read import export_weights  # noqa: PLC0415  as above
+    """Export the model's weights to a file. Equal weights give equal bytes."""
+    from hasten.train.checkpoints.read import export_weights
 
     saved = _chosen(run, update, best=best)
     count = export_weights(saved, file)
-    console.print(f"{count:,} tensors of update {saved.update:,} are in {file}.", soft_wrap=True)
+    say(f"Wrote {count:,} tensors of update {saved.update:,} to {file}.")
 
 
 def _chosen(run: Path, update: int | None, *, best: bool = False) -> Any:
-    from hasten.train.checkpoints.folder import CheckpointFolder, damage, read_saved  # noqa: PLC0415  as above
+    from hasten.train.checkpoints.folder import CheckpointFolder, damage, read_saved
 
     if (run / "manifest.json").exists():
         saved = read_saved(run)
@@ -131,17 +125,15 @@ def _chosen(run: Path, update: int | None, *, best: bool = False) -> Any:
         if best:
             marked = folder.best()
             if marked is None:
-                raise DataError(
-                    f"no checkpoint of {run} is marked as best: the job names no quality, or no epoch ended yet."
-                )
+                raise DataError(f"no checkpoint of {run} is marked as best: the job sets no quality, or no epoch has ended.")
             saved = marked
         elif update is None:
             saved = found[-1]
         else:
             wanted = [one for one in found if one.update == update]
             if not wanted:
-                have = ", ".join(f"{one.update:,}" for one in found)
-                raise DataError(f"{run} has no checkpoint of update {update:,}; it has {have}.")
+                updates = ", ".join(f"{one.update:,}" for one in found)
+                raise DataError(f"{run} has no checkpoint of update {update:,}; it has {updates}.")
             saved = wanted[0]
     problem = damage(saved)
     if problem:

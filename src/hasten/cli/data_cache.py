@@ -1,55 +1,55 @@
-"""`hasten data cache`: look into a cache, empty it, or fill it before a training needs it."""
+"""`hasten data cache`: inspect a cache, clear it, or fill it before training."""
 
 from __future__ import annotations
 
 import importlib
-import json as json_module
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hasten.cli.say import console, progress_bar
+from hasten.cli.command import JsonOption
+from hasten.cli.say import give_json, progress_bar, say
 from hasten.core.errors import DataError, HastenError
 from hasten.report.words import bytes_words
 
 GIB = 2**30
 BATCH = 64
+"""Number of samples read in one call of the dataset."""
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def cache(
     place: Annotated[
         str,
-        typer.Argument(help="A cache: redis://host:port/0, or a folder. Or the URL of a store, to fetch ahead."),
+        typer.Argument(help="A cache: redis://host:port/0, or a folder. Or the URL of a store, to download it."),
     ],
     dataset: Annotated[
-        str | None, typer.Option(help="Fill it with the samples of this: package.module:function that makes a dataset.")
+        str | None, typer.Option(help="Fill the cache from this dataset: package.module:function that returns it.")
     ] = None,
-    version: Annotated[str, typer.Option(help="Of the dataset, as training gives it to CachedDataset.")] = "",
-    max_gib: Annotated[float, typer.Option(help="That the cache may take, where it is made now.")] = 8.0,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget everything in it.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    version: Annotated[str, typer.Option(help="Version of the dataset, as passed to CachedDataset in training.")] = "",
+    max_gib: Annotated[float, typer.Option(help="Size limit of a new cache, in GiB.")] = 8.0,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
+    json: JsonOption = None,
 ) -> None:
-    """Look into a cache, empty it, or fill it before a training needs it."""
+    """Inspect a cache, clear it, or fill it before training."""
     if max_gib <= 0:
         raise HastenError(f"--max-gib must be above 0, not {max_gib:g}.")
     if "://" in place and not place.startswith(SCHEMES):
         found = _fetch(place, int(max_gib * GIB), clear=clear, dataset=dataset)
     else:
         found = _sample_cache(place, dataset, version, int(max_gib * GIB), clear=clear)
-    if json:
-        typer.echo(json_module.dumps(found))
+    if give_json(json, found):
         return
     for name, value in found.items():
         shown = bytes_words(value) if name == "num_bytes" else f"{value:,}" if isinstance(value, int) else value
-        console.print(f"{name.replace('num_', '').replace('_', ' '):>10}  {shown}", soft_wrap=True)
+        say(f"{name.replace('num_', '').replace('_', ' '):>10}  {shown}")
 
 
 def _sample_cache(place: str, dataset: str | None, version: str, max_bytes: int, *, clear: bool) -> dict[str, Any]:
-    from hasten.data.cache.places import open_cache  # noqa: PLC0415  only this verb pays for its imports
-    from hasten.data.cache.wrap import CachedDataset  # noqa: PLC0415
+    from hasten.data.cache.places import open_cache
+    from hasten.data.cache.wrap import CachedDataset
 
     if dataset is None and not clear and "://" not in place and not Path(place).exists():
         raise DataError(
@@ -72,24 +72,23 @@ def _sample_cache(place: str, dataset: str | None, version: str, max_bytes: int,
 
 
 def _fetch(url: str, max_bytes: int, *, clear: bool, dataset: str | None) -> dict[str, Any]:
-    """Have all of a remote store here."""
-    from hasten.data.remote.blocks import BlockCache  # noqa: PLC0415  as above
-    from hasten.data.remote.source import Url, default_folder  # noqa: PLC0415
-    from hasten.data.store.store import Store  # noqa: PLC0415
-    from hasten.data.store.verify import verify  # noqa: PLC0415
+    """Download all of a remote store."""
+    from hasten.data.remote.blocks import BlockCache
+    from hasten.data.remote.source import Url, default_folder
+    from hasten.data.store.store import Store
+    from hasten.data.store.verify import verify
 
     if dataset is not None:
-        raise HastenError("--dataset fills a cache of samples; this is the URL of a store, which is fetched as it is.")
+        raise HastenError("--dataset fills a cache of samples, and this is the URL of a store, which is downloaded whole.")
     if clear:
         raise HastenError(
-            f"--clear empties a cache of samples. The parts of remote stores lie in {default_folder()}: remove that folder."
+            f"--clear applies to caches of samples. Parts of remote stores are in {default_folder()}: remove that folder."
         )
     store = Store(Url(url, cache_bytes=max_bytes))
     if store.manifest.num_bytes > max_bytes:
         raise HastenError(
-            f"{url} takes {bytes_words(store.manifest.num_bytes)}, more than --max-gib allows: allow more, or let "
-            f"training fetch "
-            f"what it needs."
+            f"{url} takes {bytes_words(store.manifest.num_bytes)}, more than --max-gib allows. Raise it, or let "
+            f"training fetch what it needs."
         )
     with progress_bar("fetched", max(store.manifest.num_bytes, 1)) as advance:
         damaged = verify(store, progress=advance)
@@ -104,10 +103,10 @@ def _fetch(url: str, max_bytes: int, *, clear: bool, dataset: str | None) -> dic
 
 
 def _made(target: str) -> Any:
-    """What `package.module:function` returns."""
-    module, found, name = target.partition(":")
-    if not found:
-        raise HastenError(f"--dataset {target!r} names no function: write package.module:function.")
+    """Return what `package.module:function` returns."""
+    module, colon, name = target.partition(":")
+    if not colon:
+        raise HastenError(f"--dataset {target!r} is not a function: write package.module:function.")
     sys.path.insert(0, "")
     try:
         made = getattr(importlib.import_module(module), name)

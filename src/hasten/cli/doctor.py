@@ -1,57 +1,56 @@
-"""`hasten doctor`: what this machine can do, what is misconfigured, with the fix, and what Hasten can try."""
+"""`hasten doctor`: report what this machine can do, what is misconfigured with the fix, and what Hasten can try."""
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hasten.cli.say import console
+from hasten.cli.command import JsonOption
+from hasten.cli.say import console, give_json, say
 from hasten.core.card import Bottleneck
-from hasten.core.machine import Machine, read_machine
-from hasten.optimizations import catalogue, measured
-from hasten.report.catalogue import claim_words, entry, gain_words, job_words, memory_words, tone
-from hasten.report.terminal import STYLES
+
+if TYPE_CHECKING:
+    from hasten.core.machine import Machine
 
 SMALL_SHARED_MEMORY = 1 << 30
+"""Bytes of shared memory below which loader workers may fail."""
 NAME_CELLS = 24
 GAIN_CELLS = 38
-"""As wide as `12.34x (11.09 to 13.38) CancellationJob`."""
+"""Width of `12.34x (11.09 to 13.38) CancellationJob`."""
+WIDE_CELLS = 100
+"""Narrower terminals get an entry of the catalogue on lines of its own instead of in columns."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something misconfigured, and how to mend it."""
+    """A misconfiguration, and how to fix it."""
 
     problem: str
     fix: str
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = None,
     catalogued: Annotated[
-        bool, typer.Option("--catalogue", help="Show every optimization: what is hoped of it, and what was measured.")
+        bool, typer.Option("--catalogue", help="List every technique, with its expected and its measured gain.")
     ] = False,
 ) -> None:
-    """Show what this machine can do, each value with its reason, and what to mend; or the catalogue."""
+    """Report this machine's capabilities, each with its reason, and any problems with fixes; or the catalogue."""
     if catalogued:
-        _show_catalogue(json=json)
+        _show_catalogue(json)
         return
+    from hasten.core.machine import read_machine
+
     machine = read_machine()
-    found = advise(machine)
-    if json:
-        names = [
-            {"name": name, "numerics": kind.card.numerics, "relieves": kind.card.relieves, "summary": kind.card.summary}
-            for name, kind in catalogue().items()
-        ]
-        result = {"machine": machine.to_dict(), "summary": machine.summary(), "advice": [asdict(item) for item in found]}
-        typer.echo(json_module.dumps({**result, "optimizations": names}, indent=2))
+    problems = advise(machine)
+    if json is not None and give_json(json, _report(machine, problems)):
         return
-    console.print(f"[bold]{machine.summary()}[/bold]\n")
+    say(f"{machine.summary()}\n", "bold")
     table = Table("", "value", "why", box=None)
     for name, value in machine.to_dict().items():
         if isinstance(value, dict):
@@ -60,30 +59,51 @@ def doctor(
             table.add_row(name, _words(value), "")
     console.print(table)
     console.print()
-    for item in found:
-        console.print(f"[yellow]![/yellow] {item.problem}\n  {item.fix}")
-    if not found:
-        console.print("[green]Nothing to mend.[/green]")
+    for item in problems:
+        say(Text.assemble(("! ", "yellow"), f"{item.problem}\n  {item.fix}"))
+    if not problems:
+        say("No problems found.", "green")
 
 
-def _show_catalogue(*, json: bool) -> None:
+def _report(machine: Machine, problems: list[Advice]) -> dict[str, Any]:
+    """Return the report as plain data, with the names of all techniques."""
+    from hasten.optimizations import catalogue
+
+    names = [
+        {"name": name, "numerics": kind.card.numerics, "relieves": kind.card.relieves, "summary": kind.card.summary}
+        for name, kind in catalogue().items()
+    ]
+    advice = [asdict(item) for item in problems]
+    return {"machine": machine.to_dict(), "summary": machine.summary(), "advice": advice, "optimizations": names}
+
+
+def _show_catalogue(json: Any) -> None:
+    from hasten.optimizations import catalogue, measured
+    from hasten.report.catalogue import entry
+
     entries = [entry(kind, measured()) for kind in catalogue().values()]
-    if json:
-        typer.echo(json_module.dumps(entries, indent=2))
+    if give_json(json, entries):
         return
-    console.print(f"[bold]{len(entries)} optimizations.[/bold] A ratio above 1 is faster; in brackets its interval.")
-    console.print(
-        "[dim]Measured: in recorded tunings of this project, or alone on a small job made for it. "
-        "Hoped for: as others promise, on their machines.[/dim]"
+    say(Text.assemble((f"{len(entries)} techniques.", "bold"), " A ratio above 1 is faster; its interval is in brackets."))
+    say(
+        "Measured: in recorded tunings of this project, or alone on a small job made for it. "
+        "Expected: as others report it for their machines.",
+        "dim",
     )
     for bottleneck in Bottleneck:
         rows = [row for row in entries if row["relieves"] == bottleneck]
         if rows:
             console.print()
-            console.print(_catalogue_table(bottleneck, rows))
-    console.print(
-        "\nAll about one: [bold]hasten explain NAME[/bold]. What pays on your job: [bold]hasten tune TARGET[/bold]."
-    )
+            if console.width >= WIDE_CELLS:
+                console.print(_catalogue_table(bottleneck, rows))
+            else:
+                _print_entries(bottleneck, rows)
+    say(
+        Text.assemble(
+            "\nEverything about one: ", ("hasten explain NAME", "bold"), ". What pays on your job: ",
+            ("hasten tune TARGET", "bold"), ".",
+        )
+    )  # fmt: skip
 
 
 def _catalogue_table(bottleneck: str, rows: list[dict[str, Any]]) -> Table:
@@ -91,36 +111,53 @@ def _catalogue_table(bottleneck: str, rows: list[dict[str, Any]]) -> Table:
     grid.add_column(Text(bottleneck, style="bold not dim"), width=NAME_CELLS)
     grid.add_column("numerics", width=8)
     grid.add_column("measured", width=GAIN_CELLS)
-    grid.add_column("hoped for", ratio=1)
+    grid.add_column("expected", ratio=1)
     for row in rows:
-        seen = Text("\n").join(
-            Text.assemble((gain_words(found), STYLES[tone(found)]), (f" {job_words(found)}{_memory(found)}", "dim"))
-            for found in row["measured"] or ()
-        )
-        why = str(row["why_not_measured"]).partition(": ")[0]
-        claim, _ = claim_words(row["hoped_gain"])
         grid.add_row(
-            Text.assemble((row["name"], "bold"), "\n", row["summary"]),
-            row["numerics"],
-            seen if row["measured"] else Text(why, style="dim"),
-            Text(claim or "-", style="" if claim else "dim"),
+            Text.assemble((row["name"], "bold"), "\n", row["summary"]), row["numerics"], _measured(row), _expected(row)
         )
     return grid
 
 
-def _memory(found: dict[str, Any]) -> str:
-    words = memory_words(found)
-    return f"\n{words}" if words else ""
+def _print_entries(bottleneck: str, rows: list[dict[str, Any]]) -> None:
+    """Print each entry on lines of its own: name and summary, then the gains."""
+    say(bottleneck, "bold underline")
+    for row in rows:
+        say(Text.assemble((row["name"], "bold"), (f"  {row['numerics']}  ", "dim"), row["summary"]))
+        console.print(Padding(_measured(row), (0, 0, 0, 2)))
+        if row["hoped_gain"]:
+            console.print(Padding(Text.assemble(("expected: ", "dim"), _expected(row)), (0, 0, 0, 2)))
+
+
+def _measured(row: dict[str, Any]) -> Text:
+    """The measured gains, a line each, or why there is none."""
+    from hasten.report.catalogue import gain_words, job_words, memory_words, tone
+    from hasten.report.terminal import STYLES
+
+    if not row["measured"]:
+        return Text(str(row["why_not_measured"]).partition(": ")[0], style="dim")
+    lines = []
+    for found in row["measured"]:
+        memory = memory_words(found)
+        words = f" {job_words(found)}" + (f"\n{memory}" if memory else "")
+        lines.append(Text.assemble((gain_words(found), STYLES[tone(found)]), (words, "dim")))
+    return Text("\n").join(lines)
+
+
+def _expected(row: dict[str, Any]) -> Text:
+    """The gain that others report."""
+    from hasten.report.catalogue import claim_words
+
+    claim, _ = claim_words(row["hoped_gain"])
+    return Text(claim or "-", style="" if claim else "dim")
 
 
 def advise(machine: Machine) -> list[Advice]:
-    """What is misconfigured: a pure function of the machine."""
+    """Return what is misconfigured: a pure function of the machine."""
     found = []
     cores, threads = machine.cores.value, machine.threads.value
     if threads > cores:
-        found.append(
-            Advice(f"PyTorch uses {threads} threads on {cores} cores.", f"Set OMP_NUM_THREADS={cores} before the start.")
-        )
+        found.append(Advice(f"PyTorch uses {threads} threads on {cores} cores.", f"Set OMP_NUM_THREADS={cores}."))
     if machine.cxx_compiler.value is None:
         found.append(Advice(f"torch.compile cannot build CPU code: {machine.cxx_compiler.reason}", "Install g++."))
     if machine.accelerators.value and machine.torch_build.value == "cpu":

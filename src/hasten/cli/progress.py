@@ -1,7 +1,7 @@
-"""Show how a training stands: two lines that stay on a terminal; anywhere else a line now and then, and one each epoch.
+"""Show the progress of a training: two lines that are redrawn on a terminal; elsewhere a line every 10 s and each epoch.
 
-The terminal is drawn when a report comes, at most once a second, and by no thread of its own: drawing takes time from the
-training, as little as one can see. How long it takes is measured, and decides how often it is done.
+The terminal is drawn when a report arrives, at most once a second and without a thread, because drawing takes time from the
+training. The time it takes is measured and limits how often it is done.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from hasten.train.periodic import Report
 from hasten.train.run import metrics_words
 
 DRAW_S = 1.0
-"""Seconds from one drawing to the next at least."""
+"""Least number of seconds between two drawings."""
 DRAW_FRAC = 0.002
-"""Share of the time that drawing may take: where it is slow, it is done less often."""
+"""Share of the training time that drawing may take. A slow terminal is drawn less often."""
 LINE_S = 10.0
-"""The same of plain lines."""
+"""Least number of seconds between two plain lines."""
 LATELY_S = 60.0
-"""How far back the pace is looked at."""
+"""Number of seconds over which the speed is measured."""
 _SHOWN_FRAC = 0.02
-"""Phases below this share are not named."""
+"""Phases with a smaller share are not shown."""
 
 
 class RecentSpeed:
-    """How fast a run was lately: validation and checkpoints are in it, for they will come again."""
+    """The speed of a run over the last minute, validation and checkpoints included."""
 
     def __init__(self) -> None:
         self._seen: deque[Report] = deque()
 
-    def hear(self, report: Report) -> None:
-        """Take a report into account, and forget those that are too old."""
+    def add(self, report: Report) -> None:
+        """Add a report, and drop those that are too old."""
         self._seen.append(report)
         while len(self._seen) > 2 and report.seconds - self._seen[1].seconds > LATELY_S:
             self._seen.popleft()
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end at this pace; None where that is not known yet."""
+        """Seconds until the end at this speed; None if not known yet."""
         first, last = self._seen[0], self._seen[-1]
         if last.update <= first.update or last.seconds <= first.seconds:
             return None
@@ -54,20 +54,20 @@ class RecentSpeed:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second; those of the only report where there is one."""
+        """Samples per second; with one report, the speed that it states."""
         first, last = self._seen[0], self._seen[-1]
-        if last.seconds <= first.seconds or last.samples < first.samples:  # it went back to a checkpoint
+        if last.seconds <= first.seconds or last.samples < first.samples:  # rolled back to a checkpoint
             return last.samples_per_s
         return (last.samples - first.samples) / (last.seconds - first.seconds)
 
 
 class TrainingProgress:
-    """Shows reports and says things. A context manager.
+    """Shows reports and prints messages. A context manager.
 
     Args:
-        console: Where to.
-        silent: Show no reports; what is said is said.
-        clock: Gives seconds.
+        console: Where to print.
+        silent: Show no reports; messages are still printed.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, console: Console, *, silent: bool = False, clock: Callable[[], float] = monotonic) -> None:
@@ -85,10 +85,10 @@ class TrainingProgress:
         self._last, self._draw_s = clock(), 0.0
 
     def on_report(self, report: Report) -> None:
-        """Show how the run stands; held-out results always, the rest when it is time."""
+        """Show a report: held-out results always, the rest when a drawing is due."""
         if self._silent:
             return
-        self._recent.hear(report)
+        self._recent.add(report)
         self._phases = report.phases or self._phases
         if report.held_out:
             self._print(f"epoch {report.epoch}: held-out {metrics_words(report.held_out)}")
@@ -105,7 +105,7 @@ class TrainingProgress:
             self._print("  ".join(part for part in (place, self._status(report), self._left()) if part))
 
     def say(self, words: str) -> None:
-        """Say something, above what is drawn."""
+        """Print a message above the drawing."""
         self._print(f"hasten: {words}")
 
     def __enter__(self) -> Self:
@@ -132,27 +132,27 @@ class TrainingProgress:
         return "" if left_s is None else f"{seconds_words(left_s)} left"
 
     def _print(self, words: str) -> None:
-        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(words, markup=False, emoji=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
 class _TwoLines(Progress):
-    """A bar, and words below it."""
+    """A bar, and a line of text below it."""
 
     words = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, and the words below it."""
+        """Return the bar and the text."""
         yield self.make_tasks_table(self.tasks)
         yield Text(self.words, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def status_words(report: Report, phases: Mapping[str, float], samples_per_s: float) -> str:
-    """Loss, speed, memory and where an update spends its time, on one line.
+    """Return loss, speed, memory and phases on one line.
 
     Args:
         report: The newest report.
-        phases: The newest shares there are.
-        samples_per_s: As it was lately.
+        phases: Share of each phase in an update, from the newest report that has them.
+        samples_per_s: Recent speed.
     """
     parts = [f"loss {report.loss:.4f}", f"{samples_per_s:,.0f} samples/s", bytes_words(report.memory_bytes)]
     if report.device_bytes is not None:

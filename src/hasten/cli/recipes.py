@@ -1,4 +1,4 @@
-"""`hasten recipes`: reference workloads for data of one's own, and `hasten data synth` for who has none yet."""
+"""`hasten recipes`: reference workloads for your own data, and `hasten data synth` for users without data."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from hasten.cli.say import console, progress_bar
+from hasten.cli.command import Verbs
+from hasten.cli.say import progress_bar, say
 from hasten.core.errors import DataError, HastenError
 from hasten.core.files import write_atomically
-from hasten.core.target import load_job
 from hasten.recipes.known import RECIPES, recipe_of
-from hasten.recipes.pictures import list_pictures, read_picture, write_picture
 
-recipes = typer.Typer(
-    help="Reference workloads: list them, and begin one on your own data.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+recipes = Verbs(help="List the reference workloads, and start one on your own data.")
 
 
 class RecipeName(enum.StrEnum):
-    """The recipes."""
+    """The reference workloads."""
 
     DETECTION = "detection"
     OCR = "ocr"
@@ -43,7 +38,7 @@ HERE = Path(__file__).parent
 
 
 class {name}({job}):
-    """Everything that can be set is an attribute: see {job}."""
+    """Settings are class attributes: see {job}."""
 
     images = {images}
     labels = {labels}
@@ -52,59 +47,68 @@ class {name}({job}):
 
 @recipes.command("list")
 def list_() -> None:
-    """List the recipes."""
+    """List the reference workloads."""
     for recipe in RECIPES.values():
-        console.print(f"{recipe.name}: {recipe.target} (naive: {recipe.naive})", soft_wrap=True)
+        say(f"{recipe.name}: {recipe.target} (naive: {recipe.naive})")
 
 
 @recipes.command()
 def new(
     recipe: Annotated[RecipeName, typer.Argument(help="Which recipe.")],
-    name: Annotated[str, typer.Argument(help="Name of the job; NAME.py is written here.")],
-    images: Annotated[Path, typer.Option(help="Folder of pictures.")],
-    labels: Annotated[Path, typer.Option(help="Folder or file of labels; the format is found from the files.")],
+    name: Annotated[str, typer.Argument(help="Name of the job. NAME.py is written to the current folder.")],
+    images: Annotated[Path, typer.Option(help="Folder of images.")],
+    labels: Annotated[Path, typer.Option(help="Folder or file of labels. The format is detected.")],
 ) -> None:
-    """Look through pictures and labels, and write a job that trains on them."""
+    """Check images and labels, and write a job that trains on them."""
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise HastenError(f"{name!r} cannot name a class: take letters, digits and underscores, no digit first.")
+        raise HastenError(f"{name!r} is not a class name: use letters, digits and underscores, and no digit first.")
     path = Path(f"{name}.py")
     if path.exists():
-        raise HastenError(f"{path} is there already: take another name, or move it away.")
+        raise HastenError(f"{path} already exists: choose another name, or move the file.")
     for given in (images, labels):
         if not given.exists():
-            raise DataError(f"there is no {given}.")
+            raise DataError(f"{given} does not exist.")
     chosen = RECIPES[recipe.value]
     job = type(name, (getattr(chosen.load(), chosen.job),), {"images": str(images), "labels": str(labels)})
     findings = job().look_through()
     if not findings.items:
-        console.print("Nothing is wrong with the pictures and their labels.")
+        say("No problems found in the images and labels.")
     else:
-        console.print(findings.words(), markup=False, soft_wrap=True)
-        aside = path.with_suffix(".findings.jsonl")
-        findings.write(aside)
-        console.print(f"Each with file and line: {aside}")
+        say(findings.words())
+        list_file = path.with_suffix(".findings.jsonl")
+        findings.write(list_file)
+        say(f"{list_file} lists each with file and line.")
     written = _JOB.format(
-        words=f"{name}: {chosen.name} on pictures of one's own.", module=chosen.module, job=chosen.job, name=name,
-        images=_beside(images), labels=_beside(labels),
+        words=f"Train {chosen.name} on your own images.", module=chosen.module, job=chosen.job, name=name,
+        images=_in_job(images), labels=_in_job(labels),
     )  # fmt: skip
     try:
         write_atomically(path, written)
     except OSError as error:
-        raise HastenError(f"{path} cannot be written ({error.strerror}): go to a folder that takes files.") from error
-    console.print(f"Wrote {path}. Next: hasten tune {path}:{name}", soft_wrap=True)
+        raise HastenError(
+            f"{path} cannot be written ({error.strerror}): change to a folder that you can write to."
+        ) from error
+    say(f"Wrote {path}. Next: hasten tune {path}:{name}")
 
 
 @recipes.command()
 def look(
     target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME.")],
-    weights: Annotated[Path, typer.Argument(help="Of a run of it: model.pt, or FILE.safetensors of `checkpoints export`.")],
-    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
-    out: Annotated[Path, typer.Option(help="A folder that is new or empty.")] = Path("hasten-seen"),
+    weights: Annotated[
+        Path, typer.Argument(help="Weights of a run: model.pt, or FILE.safetensors from `checkpoints export`.")
+    ],
+    pictures: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    out: Annotated[Path, typer.Option(help="A new or empty folder.")] = Path("hasten-seen"),
 ) -> None:
-    """Look at pictures with a trained model: OUT gets each with what was found drawn in, and found.jsonl."""
+    """Apply a trained model to images. OUT gets each image with the results drawn in, and found.jsonl."""
+    from hasten.core.target import load_job
+    from hasten.recipes.pictures import list_pictures, read_picture, write_picture
+
     paths = [path for given in pictures for path in (list_pictures(given) if given.is_dir() else [given])]
     if twice := sorted({path.stem for path in paths if sum(other.stem == path.stem for other in paths) > 1}):
-        raise DataError(f"pictures of one name would overwrite each other: {', '.join(twice[:3])}. Look at them apart.")
+        raise DataError(
+            f"images of equal names would overwrite each other: {', '.join(twice[:3])}. Give them in separate calls."
+        )
     _refuse_full(out)
     job: Any = load_job(target)
     predict = recipe_of(job).load("predict")
@@ -112,7 +116,7 @@ def look(
     rows, bad = [], []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with progress_bar("looking", len(paths)) as advance:
+        with progress_bar("images", len(paths)) as advance:
             for path in paths:
                 try:
                     picture = read_picture(path)
@@ -125,53 +129,59 @@ def look(
                 advance(1)
         write_atomically(out / "found.jsonl", "".join(f"{row}\n" for row in rows))
     except OSError as error:
-        raise DataError(f"{out} cannot be written ({error.strerror}): make room, or name another folder.") from error
+        raise DataError(f"{out} cannot be written ({error.strerror}): free disk space, or choose another folder.") from error
     for words in bad:
-        console.print(f"left out: {words}", markup=False, soft_wrap=True)
+        say(f"skipped: {words}")
     if not rows:
-        raise DataError("none of the pictures could be read.")
-    console.print(f"Looked at {len(rows)} pictures: {out}, what was found in {out / 'found.jsonl'}", soft_wrap=True)
+        raise DataError("none of the images could be read.")
+    say(f"Wrote {len(rows)} images to {out}, and the results to {out / 'found.jsonl'}.")
 
 
 @recipes.command()
 def export(
     target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME.")],
-    weights: Annotated[Path, typer.Argument(help="Of a run of it: model.pt, or FILE.safetensors of `checkpoints export`.")],
-    file: Annotated[Path, typer.Argument(help="The ONNX file; replaced only by one that agrees with the model.")],
+    weights: Annotated[
+        Path, typer.Argument(help="Weights of a run: model.pt, or FILE.safetensors from `checkpoints export`.")
+    ],
+    file: Annotated[Path, typer.Argument(help="The ONNX file. Replaced only if the new one agrees with the model.")],
 ) -> None:
-    """Write a trained model as an ONNX file, and keep it only where it gives what the model gives."""
+    """Export a trained model to ONNX. The file is written only if its outputs equal those of the model."""
+    from hasten.core.target import load_job
+
     job: Any = load_job(target)
     recipe_of(job)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's exporter warns of parts of torch that it uses itself
+        warnings.simplefilter("ignore")  # torch's exporter warns about parts of torch that it uses itself
         differences = job.export(str(weights), str(file))
-    told = ", ".join(f"{name} within {value:.1g}" for name, value in differences.items())
-    console.print(f"Wrote {file}; run beside the model it gives the same: {told}.", soft_wrap=True)
+    agreement = ", ".join(f"{name} within {value:.1g}" for name, value in differences.items())
+    say(f"Wrote {file}. Its outputs agree with the model: {agreement}.")
 
 
 def synth(
-    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe to draw for.")],
-    folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
-    count: Annotated[int, typer.Option(min=1, help="Pictures to draw.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pictures.")] = 0,
+    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe the images are for.")],
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed. Equal seeds give equal images.")] = 0,
 ) -> None:
-    """Draw pictures with labels, for who has no data of their own yet: FOLDER/images and FOLDER/labels."""
+    """Generate labelled sample images in FOLDER/images and FOLDER/labels, for users without their own data."""
     _refuse_full(folder)
     try:
-        with progress_bar("drawing", count) as advance:
+        with progress_bar("images", count) as advance:
             RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
     except OSError as error:
-        raise DataError(f"{folder} cannot be written ({error.strerror}): make room, or name another folder.") from error
-    console.print(f"Drew {count} pictures: {folder / 'images'}, {folder / 'labels'}", soft_wrap=True)
+        raise DataError(
+            f"{folder} cannot be written ({error.strerror}): free disk space, or choose another folder."
+        ) from error
+    say(f"Wrote {count} images: {folder / 'images'}, {folder / 'labels'}")
 
 
 def _refuse_full(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} is there and not empty: name a new folder.")
+        raise DataError(f"{folder} is not empty: choose a new folder.")
 
 
-def _beside(path: Path) -> str:
-    """A path in the job's own file: from its folder on where that is above it, else whole."""
+def _in_job(path: Path) -> str:
+    """Return a path as the source of a job: relative to the job's folder if below it, else absolute."""
     whole, here = path.resolve(), Path.cwd().resolve()
     if whole.is_relative_to(here):
         return f"str(HERE / {_quoted(whole.relative_to(here))})"
@@ -179,5 +189,5 @@ def _beside(path: Path) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """A path as source shows it."""
+    """Return a path as a Python string literal."""
     return json.dumps(os.fspath(path), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Runs on a terminal: a table of all, a page of one, several side by side."""
+"""Print runs: a table of all, a page for one, several side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from hasten.cli.say import console
+from hasten.cli.say import console, say
 from hasten.report.curve import curve
 from hasten.report.terminal import is_plain
 from hasten.report.words import bytes_words, percent, seconds_words
@@ -20,33 +20,40 @@ from hasten.train.run import metrics_words
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "failed": "red"}
 EPOCHS, CHECKPOINTS, UPDATES, STARTS = 10, 8, 6, 5
-"""How many lines of each a page shows: the newest."""
+"""Number of lines of each that a page shows, newest last."""
+WIDE_CELLS = 100
+"""Least width of a terminal for the table of runs."""
 _DAY_S = 86_400.0
 
 
 def show_list(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Print a table of runs."""
+    """Print a table of runs, or two lines for each on a narrow terminal."""
     table = _table("run", "state", "updates", "loss", "held-out", "samples/s", "saved", "active")
     table.padding = (0, 1, 0, 0)
     for row in rows:
-        table.add_row(
-            Text(_short(Path(row["run"]), folder), overflow="fold"),
-            _state(row["state"]),
+        name = Text(_short(Path(row["run"]), folder), overflow="fold")
+        cells = (
             _of(row["updates"], row["planned"]),
             _number(row["loss"]),
-            Text(_foremost(row["held_out"])),
+            _foremost(row["held_out"]),
             "" if row["samples_per_s"] is None else f"{row['samples_per_s']:,.0f}",
             bytes_words(row["checkpoint_bytes"]) if row["checkpoint_bytes"] else "",
             f"{age_words(row['age_s'])} ago",
         )
-    console.print(table)
+        table.add_row(name, _state(row["state"]), *cells)
+        if console.width < WIDE_CELLS:
+            labels = ("{}", "loss {}", "held-out {}", "{} samples/s", "{} saved", "{}")
+            facts = "  ".join(label.format(cell) for label, cell in zip(labels, cells, strict=True) if cell)
+            say(Text.assemble((name.plain, "bold"), "\n  ", _state(row["state"]), f"  {facts}"))
+    if console.width >= WIDE_CELLS:
+        console.print(table)
 
 
 def show_run(page: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> None:
     """Print a run on one page."""
-    console.print(Text.assemble((page["run"], "bold"), "  ", _state(page["state"]), f"  {_where(page)}"), soft_wrap=True)
+    say(Text.assemble((page["run"], "bold"), "  ", _state(page["state"]), f"  {_where(page)}"))
     if not page["record"]:
-        console.print("It has no record (run.toml): it was made by an older version of Hasten.", soft_wrap=True)
+        say("The run has no record (run.toml): it was made by an older version of Hasten.")
     console.print()
     table = _table("", "")
     table.show_header = False
@@ -64,7 +71,7 @@ def show_run(page: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> N
 
 def show_comparison(found: Mapping[str, Any]) -> None:
     """Print runs side by side."""
-    names = _apart(found["runs"])
+    names = _short_names(found["runs"])
     if found["differences"]:
         table = _table("differs", *names)
         for row in found["differences"]:
@@ -80,11 +87,11 @@ def show_comparison(found: Mapping[str, Any]) -> None:
             table.add_row(f"{row['update']:,}", *(Text(metrics_words(values)) for values in row["values"]))
         console.print(table)
     else:
-        console.print("\nThere is no update at which all of them were measured on held-out data.")
+        say("\nNo update has held-out results of all runs.")
     _show_speeds(found, names)
     console.print()
     for words in found["warnings"]:
-        console.print(Text(words), soft_wrap=True)
+        say(words)
 
 
 def show_leftovers(found: Sequence[Leftovers], folder: Path) -> None:
@@ -92,7 +99,7 @@ def show_leftovers(found: Sequence[Leftovers], folder: Path) -> None:
     if not found:
         console.print("There is nothing to remove.")
         return
-    table = _table("run", "state", "would go", "stays")
+    table = _table("run", "state", "to remove", "kept")
     for one in found:
         table.add_row(
             Text(_short(one.run.path, folder), overflow="fold"),
@@ -104,12 +111,12 @@ def show_leftovers(found: Sequence[Leftovers], folder: Path) -> None:
 
 
 def age_words(seconds: float) -> str:
-    """How long ago, such as `42 s` or `3 days`."""
+    """Return an age such as `42 s` or `3 days`."""
     return seconds_words(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} days"
 
 
 def _facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What the record and the last report tell, as names and words; without what is not known."""
+    """Yield the facts of the record and of the last report as names and values, without unknown ones."""
     parts = page["record"].get("parts", [])
     part, last = parts[-1] if parts else {}, page["last"]
     plan = "; ".join(_optimization(name, settings) for name, settings in page["plan"].items())
@@ -136,7 +143,7 @@ def _facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         "an update": ", ".join(f"{name} {percent(share)}" for name, share in phases),
     }
     for number, one in list(enumerate(parts, 1))[-STARTS:]:
-        ended = ended_words(one) or ("still at work" if page["state"] == "running" and one is part else "killed")
+        ended = ended_words(one) or ("running" if page["state"] == "running" and one is part else "killed")
         name = "started" if len(parts) == 1 else f"start {number}"
         until = f", until {one['ended']}" if one.get("ended") else ""
         yield name, f"{one.get('started', '')} from update {one.get('from_update', 0):,}{until}: {ended}"
@@ -200,7 +207,7 @@ def _state(state: str) -> Text:
 
 
 def _where(page: Mapping[str, Any]) -> str:
-    """How far it came, or how it ended."""
+    """Return how far the run got, or how it ended."""
     return (
         page["how"].removeprefix(page["state"]).strip()
         or f"at update {_of(page['updates'], page['planned'], ' of ') or 'unknown'}"
@@ -214,7 +221,7 @@ def _of(done: int | None, planned: int | None, between: str = "/") -> str:
 
 
 def _foremost(metrics: Mapping[str, float | None]) -> str:
-    """The first of the job's own metrics, or the loss where it has none; a table has no room for all."""
+    """Return the first of the job's own metrics, or the loss if it has none: a table has no room for all."""
     known = {name: value for name, value in metrics.items() if value is not None}
     return next((metrics_words({name: known[name]}) for name in sorted(known, key=lambda name: name == "loss")), "")
 
@@ -229,13 +236,13 @@ def _optimization(name: str, settings: Any) -> str:
 
 
 def _short(path: Path, folder: Path) -> str:
-    """A run's place below a folder; its own name where it is that folder."""
+    """Return the path of a run below a folder; its own path if it is that folder."""
     inside = path.relative_to(folder)
     return str(inside) if inside.parts else str(path)
 
 
-def _apart(paths: Sequence[str]) -> list[str]:
-    """Short names that still differ: the last part of each path, or all of it where two are alike."""
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Return short names that differ: the last part of each path, or whole paths if two are equal."""
     names = [Path(path).name or path for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 

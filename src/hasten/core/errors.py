@@ -76,8 +76,10 @@ class TrialError(HastenError):
     Args:
         message: What happened.
         kind: One of `raised`, `killed`, `hung`, `out_of_memory`, `nan`, `evidence`.
+        details: The traceback of the trial process, shown by `--traceback`.
     """
 
-    def __init__(self, message: str, *, kind: FailureKind) -> None:
+    def __init__(self, message: str, *, kind: FailureKind, details: str = "") -> None:
         super().__init__(message)
         self.kind: FailureKind = kind
+        self.details = details

@@ -405,6 +405,17 @@ def check_job(job: Job) -> None:
         )
 
 
+def defaults_words(job: Job) -> str:
+    """Name the defaults that a job uses for its batch size and length; empty if it sets both."""
+    kind = type(job)
+    words = []
+    if not any("batch_size" in vars(base) for base in kind.__mro__ if issubclass(base, Job) and base is not Job):
+        words.append(f"no batch_size: {job.batch_size} is used")
+    if job.epochs is None and job.num_updates is None:
+        words.append("neither epochs nor num_updates: it trains for 1 epoch")
+    return f"{kind.__name__} sets {'; '.join(words)}." if words else ""
+
+
 def _check_forms(job: Job) -> None:
     forms: Any = job.forms
     if not isinstance(forms, tuple) or not all(isinstance(form, type) and issubclass(form, Job) for form in forms):

@@ -18,7 +18,9 @@ ratio = 1.61
 
 from __future__ import annotations
 
+import difflib
 import math
+import shlex
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -101,11 +103,15 @@ class Plan:
         items = tuple(_optimization(name, table, catalogue, where) for name, table in tables.items())
         return cls(optimizations=items)
 
-    def to_toml(self) -> str:
-        """Return the plan as TOML text with comments."""
+    def to_toml(self, path: Path | None = None) -> str:
+        """Return the plan as TOML with comments.
+
+        Args:
+            path: Where the file will be, for the command in its header; None leaves the command out.
+        """
         lines = [f"# Hasten plan: {len(self.optimizations)} optimization(s). Order does not matter."]
-        if self.target:
-            lines.append(f"# Train under it with: hasten run {self.target} --plan hasten.toml")
+        if self.target and path is not None:
+            lines.append(f"# Train under it with: hasten run {shlex.quote(self.target)} --plan {shlex.quote(str(path))}")
         head: dict[str, Any] = {"schema": SCHEMA} | ({"target": self.target} if self.target else {})
         lines += ["", _toml(head)]
         if not self.optimizations:
@@ -157,13 +163,14 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write the plan to a file, atomically."""
-        write_atomically(path, self.to_toml())
+        write_atomically(path, self.to_toml(path))
 
 
 def _optimization(name: str, table: object, catalogue: Catalogue, where: str) -> Optimization:
     if name not in catalogue:
-        known = ", ".join(sorted(catalogue))
-        raise PlanError(f"{where}: unknown optimization `{name}`. Available: {known}.")
+        near = difflib.get_close_matches(name, catalogue, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else "`hasten doctor --catalogue` lists all."
+        raise PlanError(f"{where}: unknown optimization `{name}`. {hint}")
     if not isinstance(table, Mapping):
         raise PlanError(f"{where}: `optimizations.{name}` must be a table of settings, not {table!r}.")
     kind = catalogue[name]
@@ -195,6 +202,38 @@ def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}.get(hint, str(hint))
+
+
+def plan_schema(catalogue: Catalogue) -> dict[str, Any]:
+    """Return the JSON schema of a plan file, with the settings of every technique in the catalogue."""
+    techniques = {}
+    for name, kind in catalogue.items():
+        hints = typing.get_type_hints(kind)
+        properties = {item.name: _setting_schema(hints[item.name]) | {"default": item.default} for item in fields(kind)}
+        description = kind.card.summary
+        techniques[name] = {
+            "type": "object", "description": description, "properties": properties, "additionalProperties": False,
+        }  # fmt: skip
+    scalar = {"type": ["string", "number", "boolean"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Hasten plan",
+        "type": "object",
+        "properties": {
+            "schema": {"const": SCHEMA},
+            "target": {"type": "string"},
+            "optimizations": {"type": "object", "properties": techniques, "additionalProperties": False},
+            "proved": {"type": "object", "additionalProperties": scalar},
+        },
+        "required": ["schema"],
+        "additionalProperties": False,
+    }
+
+
+def _setting_schema(hint: Any) -> dict[str, Any]:
+    if typing.get_origin(hint) is Literal:
+        return {"enum": list(typing.get_args(hint))}
+    return {"type": {bool: "boolean", int: "integer", float: "number"}.get(hint, "string")}
 
 
 def _toml(table: Mapping[str, object]) -> str:

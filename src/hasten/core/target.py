@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -10,6 +12,7 @@ from types import ModuleType
 
 from hasten.core.errors import TargetError
 from hasten.core.job import Job, check_job
+from hasten.core.user_code import error_words
 
 
 def load_job(target: str) -> Job:
@@ -28,12 +31,34 @@ def load_job(target: str) -> Job:
         jobs = [
             key for key, item in vars(module).items() if isinstance(item, type) and issubclass(item, Job) and item is not Job
         ]
-        raise TargetError(f"{where} has no `{name}`. Jobs found there: {', '.join(jobs) or 'none'}.")
+        near = difflib.get_close_matches(name, jobs, n=1)
+        hint = f" Did you mean {where}:{near[0]}?" if near else ""
+        raise TargetError(f"{where} has no `{name}`. Jobs found there: {', '.join(jobs) or 'none'}.{hint}")
     if not (isinstance(kind, type) and issubclass(kind, Job)):
         raise TargetError(f"{target} is not a hasten.Job but {kind!r}. Write `class {name}(hasten.Job)`.")
     job = kind()
     check_job(job)
     return job
+
+
+def jobs_in(path: Path) -> list[str]:
+    """Return the names of the jobs that a file defines, found in its source: classes derived from `Job`.
+
+    Empty if the file trains by itself (it calls `backward`), or cannot be parsed.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(tree)):
+        return []
+    jobs: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+            if bases & {"Job", *jobs}:
+                jobs.append(node.name)
+    return jobs
 
 
 def _load_file(path: Path, target: str) -> ModuleType:
@@ -51,7 +76,7 @@ def _load_file(path: Path, target: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise TargetError(f"{target}: loading {path} raised {type(error).__name__}: {error}") from error
+        raise TargetError(f"{target}: loading {path} raised {error_words(error)}") from error
     return module
 
 
@@ -69,6 +94,8 @@ def _load_module(name: str, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TargetError(f"{target}: no module named {error.name!r} was found from {Path.cwd()}.") from error
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # a module that the user's code imports
+            raise TargetError(f"{target}: importing {name} raised {error_words(error)}") from error
+        raise TargetError(f"{target}: no module named {error.name!r} can be found from {Path.cwd()}.") from error
     except Exception as error:
-        raise TargetError(f"{target}: importing {name} raised {type(error).__name__}: {error}") from error
+        raise TargetError(f"{target}: importing {name} raised {error_words(error)}") from error

@@ -80,6 +80,43 @@ def _is_optional(item: Field[Any]) -> bool:
     return item.default is not MISSING or item.default_factory is not MISSING
 
 
+def json_schema(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of the files that a dataclass describes, with a definition for each table."""
+    definitions: dict[str, Any] = {}
+    whole = _schema_of(kind, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Hasten {kind.__name__.lower()}", **whole,
+        "$defs": definitions,
+    }  # fmt: skip
+
+
+def _schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arms = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema_of(arm, definitions) for arm in arms]}
+    if origin is tuple:
+        return {"type": "array", "items": _schema_of(arms[0], definitions)}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _schema_of(arms[1], definitions)}
+    if origin is Literal or isinstance(hint, enum.EnumMeta):
+        return {"enum": list(arms) if origin is Literal else [item.value for item in hint]}
+    if isinstance(hint, type) and issubclass(hint, Table):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}  # a table may contain itself
+            kind: Any = hint
+            items, hints = _fields(kind), _hints(kind)
+            definitions[hint.__name__] = {
+                "type": "object",
+                "properties": {key: _schema_of(hints[item.name], definitions) for key, item in items.items()},
+                "required": [key for key, item in items.items() if not _is_optional(item)],
+            }
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    names = {types.NoneType: "null", int: "integer", float: "number", str: "string", bool: "boolean"}
+    return {"type": names[hint]}
+
+
 def _read(value: Any, hint: Any, path: str, problems: list[str], name: str = "") -> Any:
     origin, arms = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:

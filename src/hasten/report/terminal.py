@@ -1,4 +1,4 @@
-"""The summary a person sees when tuning ends: one answer, where the time went, and what became of every candidate."""
+"""Print the summary of a tuning: where the time goes, the outcome of every candidate, and at the end the answer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from rich.text import Text
 from hasten.report.evidence import PHASES, Candidate, Evidence
 from hasten.report.words import (
     Tone,
+    command_words,
     headline,
     interval_words,
     is_to_target,
     ms_words,
+    next_command,
+    outcome_words,
     percent,
     ratio_words,
     seconds_words,
@@ -33,33 +36,33 @@ OUTCOMES = {
     "refused": ("–", "-", "dim"),
 }
 FILES = (
-    ("report.html", "the whole story, with plots"),
+    ("report.html", "the full report, with plots"),
     ("hasten.toml", "the plan"),
-    ("hasten.patch", "the plan as changes of the script"),
-    ("evidence.json", "every number"),
+    ("hasten.patch", "the plan as a patch of the script"),
+    ("evidence.json", "all measurements"),
 )
 WAITING = "not tried: it needs about"
-"""Begins the reason of a candidate whose turn did not come."""
+"""Start of the reason of a candidate that the budget did not reach."""
 BAR_CELLS, LEAST_BAR_CELLS = 28, 8
-"""Of the bar of a whole update; less where the console is too narrow for two."""
+"""Width of the bar of a whole update; less if the console is too narrow for two bars."""
 
 
-def print_summary(evidence: Evidence, console: Console, folder: Path | None = None) -> None:
-    """Print what the tuning found; also without a terminal.
+def print_summary(evidence: Evidence, console: Console, folder: Path | None = None, *, every: bool = False) -> None:
+    """Print the summary of a tuning. The last lines are the answer and the next command.
 
     Args:
-        evidence: What `evidence.json` holds.
+        evidence: The content of `evidence.json`.
         console: Where to print.
-        folder: Where the files of this tuning are; None leaves their names out.
+        folder: Folder with the files of this tuning; None leaves their names out.
+        every: List the techniques that do not apply, instead of their number.
     """
     answer = headline(evidence)
     say = _Speaker(console)
     console.print()
-    say.line(Text(answer.line, style=STYLES[answer.tone]))
     if evidence.bottleneck is not None:
         say.line(Text(evidence.bottleneck.words))
     _print_phases(evidence, say)
-    _print_candidates(evidence, say)
+    _print_candidates(evidence, say, every=every)
     say.line(Text(_cost_line(evidence), style="dim"))
     if folder is not None:
         console.print()
@@ -68,10 +71,15 @@ def print_summary(evidence: Evidence, console: Console, folder: Path | None = No
                 continue
             say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
     console.print()
+    say.line(Text(answer.line, style=STYLES[answer.tone]))
+    if command := next_command(evidence):
+        say.line(Text("Next:"))
+        say.line(Text(command_words(command, console.width - 2), "bold"))
+    console.print()
 
 
 class _Speaker:
-    """A console with an indent, that knows whether it may draw more than ASCII."""
+    """A console with an indent that knows whether it is limited to ASCII."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -84,7 +92,7 @@ class _Speaker:
 
 
 def is_plain(console: Console) -> bool:
-    """Whether the console's encoding cannot carry bars and marks."""
+    """Return whether the console's encoding lacks the characters of bars and marks."""
     try:
         "█✓✂–→".encode(console.encoding)
     except (UnicodeEncodeError, LookupError):
@@ -103,7 +111,7 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
     whole = (step.baseline, step.tuned) if step else (None, None)
     if not before:
         return
-    # Without times, both arms are drawn as shares of their own update.
+    # Without times, both bars show shares of their own update.
     relative = (whole[1] / whole[0]) if after and whole[0] and whole[1] is not None else 1.0
     grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     grid.add_column("update", no_wrap=True)
@@ -126,9 +134,9 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
 
 
 def _bar_cells(width: int, arms: int) -> int:
-    """Cells of the bar of a whole update, so that all columns fit beside each other."""
+    """Return the width of the bar of a whole update with which all columns fit on a line."""
     names = max(len(name) for name in PHASES) + 2
-    shares = len("0.018 %") + 4  # with the space behind a bar and behind its share
+    shares = len("0.018 %") + 4  # with the spaces after a bar and after its share
     return min(max((width - 2 - names) // arms - shares, LEAST_BAR_CELLS), BAR_CELLS)
 
 
@@ -137,12 +145,12 @@ def _bar(frac: float, block: str, style: str, whole: int) -> Text:
     return Text(block * cells or ("." if frac > 0 else ""), style=style)
 
 
-def _print_candidates(evidence: Evidence, say: _Speaker) -> None:
+def _print_candidates(evidence: Evidence, say: _Speaker, *, every: bool) -> None:
     tried = [item for item in evidence.rungs if item.comparison or item.outcome != "refused"]
     refused = [item for item in evidence.rungs if not item.comparison and item.outcome == "refused"]
     say.console.print()
     if not evidence.rungs:
-        say.line(Text("No candidate was tried.", style="dim"))
+        say.line(Text("No technique was tried.", style="dim"))
     width = max((len(item.name) for item in evidence.rungs), default=0)
     waiting = [item for item in tried if item.reason.startswith(WAITING)]
     for item in tried:
@@ -152,15 +160,18 @@ def _print_candidates(evidence: Evidence, say: _Speaker) -> None:
         counts = Counter(item.name for item in waiting)
         names = ", ".join(name if count == 1 else f"{name} ({count} settings)" for name, count in counts.items())
         say.console.print()
-        say.line(Text(f"Not tried for want of time; a larger --budget reaches them ({len(waiting)}):", style="yellow"))
+        say.line(Text(f"Not tried for lack of time ({len(waiting)}); a larger --budget reaches them:", style="yellow"))
         say.line(Text(names, style="dim"))
     if refused:
         say.console.print()
-        say.line(Text(f"Not run, because they cannot help here ({len(refused)}):", style="dim"))
-        for item in refused:
-            line = Text(f"{item.name:<{width}}  {item.reason}", style="dim")
-            line.truncate(max(say.console.width - 2, 20), overflow="ellipsis")
-            say.line(line)
+        if every:
+            say.line(Text(f"Do not apply ({len(refused)}):"))
+            for item in refused:
+                say.line(Text(item.name))
+                say.line(Text(item.reason, style="dim"), indent=2)
+        else:
+            count = f"{len(refused)} technique{'s do' if len(refused) > 1 else ' does'} not apply here"
+            say.line(Text(f"{count}; report.html lists the reasons, and so does --all.", style="dim"))
     say.console.print()
 
 
@@ -170,15 +181,12 @@ def _print_tried(candidate: Candidate, width: int, say: _Speaker) -> None:
     gain = ratio_words(comparison.ratio if comparison else None)
     if interval := interval_words(comparison):
         gain += f" ({interval})"
-    outcome = f"{simple if say.plain else mark} {candidate.outcome:<9}  "
-    parts = [(outcome, style), (f"{candidate.name:<{width}}  ", "bold"), (f"{gain:<24}", "")]
-    if is_to_target(comparison):
-        parts += [("to the target  ", "")]
-    if numerics:
-        parts += [(f"numbers {numerics.kind}: {numerics.verdict.replace('_', ' ')}", "dim")]
-    say.line(Text.assemble(*parts))
+    outcome = f"{simple if say.plain else mark} {outcome_words(candidate):<9}  "
+    target = " to the target" if is_to_target(comparison) else ""
+    say.line(Text.assemble((outcome, style), (f"{candidate.name:<{width}}  ", "bold"), gain + target))
     settings = settings_words(candidate)
-    say.line(Text(candidate.reason + (f" ({settings})" if settings else ""), style="dim"), indent=13)
+    checked = f"; numerics {numerics.kind}: {numerics.verdict.replace('_', ' ')}" if numerics else ""
+    say.line(Text(candidate.reason + (f" ({settings})" if settings else "") + checked, style="dim"), indent=4)
 
 
 def _cost_line(evidence: Evidence) -> str:

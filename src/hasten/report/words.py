@@ -1,8 +1,9 @@
-"""Numbers and verdicts in words: the formatters that the terminal and the page share, and the headline of a tuning."""
+"""Format numbers and verdicts for the terminal and the page, and phrase the headline of a tuning."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,14 +13,14 @@ from hasten.report.evidence import Candidate, Comparison, Evidence, Final, Wante
 Tone = Literal["good", "bad", "open"]
 
 IN_GOOD_SHAPE = (
-    "Nothing that was tried made this job faster without harm. Your job is already in good shape for this machine."
+    "No technique that was tried made this job faster without harm. It is already in good shape for this machine."
 )
 WORTH_HAVING = 1.1
 """A job of which a measurement leaves a gain above this open is not called in good shape."""
 ENDINGS = {
     "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
     "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
-    "interrupted": "tuning was interrupted before the final proof. Run the same command again.",
+    "interrupted": "tuning was interrupted before the final proof. Run the same command with --resume to continue.",
     "trial failures": "a trial failed, and the tuning with it. Tune again.",
 }
 """By why a tuning ended: what that means for a tuning without a final proof, and what to do."""
@@ -132,6 +133,38 @@ def key_words(key: str) -> str:
     return {"params": "parameters"}.get(words, words)
 
 
+def outcome_words(candidate: Candidate) -> str:
+    """Return the outcome for a user. A refused candidate was `not applicable`, `rejected`, `slower` or `no gain`."""
+    comparison, numerics = candidate.comparison, candidate.numerics
+    if candidate.outcome != "refused":
+        return {"pruned": "removed"}.get(candidate.outcome, candidate.outcome)
+    if not candidate.tried:
+        return "not applicable"
+    failed_gate = numerics is not None and numerics.verdict == "failed"
+    if failed_gate or comparison is None or comparison.verdict == "faster":
+        return "rejected"
+    return "slower" if comparison.verdict == "slower" else "no gain"
+
+
+def next_command(evidence: Evidence) -> str:
+    """Return the command to run after a tuning: train under the plan, or continue the tuning; empty if there is none."""
+    by_verb = {" ".join(command.split()[:2]): command for command in evidence.commands or ()}
+    if evidence.ended == "interrupted":
+        command, separator, arguments = by_verb.get("hasten tune", "").partition(" -- ")
+        return f"{command} --resume{separator}{arguments}" if command else ""
+    return by_verb.get("hasten run", "") if evidence.applied and headline(evidence).tone == "good" else ""
+
+
+def command_words(command: str, width: int) -> str:
+    """Return a shell command on lines of at most `width` characters, joined by backslashes so that it can be copied."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > width:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)
+
+
 @dataclass(frozen=True)
 class Headline:
     """The answer in one line, with its parts for a page that sets them large.
@@ -192,7 +225,7 @@ def headline(evidence: Evidence) -> Headline:
     if final.verdict == "slower":
         detail = f"the plan as a whole is slower: {speed}{proof}. Keep the job as it is."
         return Headline(f"No gain: {detail}", "No gain", detail, "bad")
-    if not evidence.applied and final.verdict == "same":
+    if not evidence.applied and final.verdict == "same" and any(item.tried for item in evidence.rungs):
         return _in_good_shape()
     meaning = "no difference beyond the noise" if final.verdict == "same" else "the runs differ too much to decide"
     detail = f"{meaning}: {speed}{proof}. Keep the job as it is, or tune again with a larger budget."
@@ -248,7 +281,7 @@ def _without_final(evidence: Evidence) -> Headline:
     if evidence.failure:
         why = f"a trial failed, and the tuning with it: {evidence.failure}"
     if num_applied:
-        why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, which is no proof yet."
+        why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, but this is not proved yet."
     return Headline(f"Nothing proved yet: {why}", "Nothing proved yet", why, "open")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from hasten.core.errors import JobError, PlanError
 from hasten.core.job import Job, check_job, is_iterable, planned_updates
@@ -84,6 +84,11 @@ def _open_dataset(live: LiveJob) -> None:
     name = type(job).__name__
     if dataset is None:
         raise JobError(f"{name}.train_data() returned None: return a torch Dataset of single samples.")
+    if isinstance(dataset, DataLoader):
+        raise JobError(
+            f"{name}.train_data() returned a DataLoader: return its dataset. Hasten makes the loader, with `batch_size`, "
+            f"`shuffle` and `collate` of the job."
+        )
     live.dataset = dataset
     if not is_iterable(dataset):
         live.num_samples = _length(dataset, name)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -178,16 +178,23 @@ def keep_reports(path: Path, update: int) -> tuple[float, list[dict[str, float]]
     """Remove the reports of updates after `update`, which will be repeated.
 
     Returns:
-        The seconds of training at the last remaining report, and all remaining held-out results.
+        The seconds of training at that update, and the held-out results of the reports that stay.
     """
     if not path.exists():
         return 0.0, []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["update"] <= update]
-    write_atomically(path, "".join(kept))
-    reports = [json.loads(line) for line in kept]
-    seconds = float(reports[-1].get("seconds", 0.0)) if reports else 0.0
-    return seconds, [report["held_out"] for report in reports if report["held_out"]]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    reports = [json.loads(line) for line in lines]
+    kept = [report for report in reports if report["update"] <= update]
+    write_atomically(path, "".join(line for line, report in zip(lines, reports, strict=True) if report["update"] <= update))
+    return _seconds_at(reports, update), [report["held_out"] for report in kept if report["held_out"]]
+
+
+def _seconds_at(reports: Sequence[Mapping[str, Any]], update: int) -> float:
+    """Return the seconds of training at an update, interpolated between reports and extrapolated after the last one."""
+    points = [(0, 0.0), *((int(report["update"]), float(report.get("seconds", 0.0))) for report in reports)]
+    first, first_s = max(point for point in points if point[0] <= update)
+    last, last_s = min((point for point in points if point[0] > update), default=(2 * first, 2 * first_s))
+    return first_s + (last_s - first_s) * (update - first) / (last - first) if last > first else first_s
 
 
 def metrics_words(metrics: Mapping[str, float]) -> str:

@@ -26,6 +26,7 @@ class Result:
     Attributes:
         updates: Completed updates, including those of earlier parts of the run.
         samples: Samples seen in these updates.
+        part_samples: Samples seen in this part of the run.
         seconds: Seconds of this part until everything was written, including validation.
         held_out: The last held-out metrics.
         stopped_by: The signal that stopped it early; None if none did.
@@ -36,6 +37,7 @@ class Result:
     samples: int
     seconds: float
     held_out: dict[str, float]
+    part_samples: int = 0
     stopped_by: signal.Signals | None = None
     went_on_from: int | None = None
 
@@ -83,6 +85,7 @@ class Trainer:
         """Train to the end, or until a signal asks to stop, and return the result."""
         started, held_out = perf_counter(), dict[str, float]()
         loop = self._loop
+        before = loop.position.samples
         self._tell_launcher(loop.position.update)
         with self._stop:
             try:
@@ -92,17 +95,20 @@ class Trainer:
                     held_out = self._epoch() or held_out
             except _Stopped:
                 with self._guards.during("last checkpoint"):
+                    self._periodic.report()
                     self._periodic.save()
                     if self._saver is not None:
                         self._saver.save(wait=True)
             with self._guards.during("last write"):
                 self._periodic.wait()
             seconds = perf_counter() - started
-            samples = int(loop.ranks.sum(torch.tensor(loop.position.samples, device=loop.live.device)))
+            counts = torch.tensor([loop.position.samples, loop.position.samples - before], device=loop.live.device)
+            samples, part_samples = map(int, loop.ranks.sum(counts))
             received = loop.ranks.union([self._stop.signal.name] if self._stop.signal else [])  # sorted: SIGINT first
             return Result(
                 updates=loop.position.update,
                 samples=samples,
+                part_samples=part_samples,
                 seconds=seconds,
                 held_out=held_out,
                 stopped_by=signal.Signals[received[0]] if received else None,

@@ -6,6 +6,7 @@ moved to `previous/` before the first step, so a failing run never destroys a go
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.search.candidate import put
 from hasten.tune.search.screening import Screening
 
-FILES = ("hasten.toml", "evidence.json", "report.html")
+FILES = ("hasten.toml", "hasten.patch", "evidence.json", "report.html")
 ARMS = {"baseline": "A", "tuned": "B"}
 
 
@@ -62,15 +63,21 @@ class Record:
         applied = {item.name: dict(item.settings) for item in self.candidates if item.outcome == "applied"}
         return Plan.from_dict(applied, catalogue())
 
-    def move_previous(self) -> None:
-        """Move the files of an earlier tuning to `previous/`, replacing what is there."""
+    def move_previous(self) -> Path | None:
+        """Move the files of an earlier tuning to `previous/`, or to `previous-2/` and so on if that exists.
+
+        Returns:
+            The folder; None if there was no earlier tuning.
+        """
         paths = [self.out / name for name in FILES if (self.out / name).exists()]
         if not paths:
-            return
-        previous = self.out / "previous"
-        previous.mkdir(parents=True, exist_ok=True)
+            return None
+        names = itertools.chain(["previous"], (f"previous-{number}" for number in itertools.count(2)))
+        folder = next(self.out / name for name in names if not (self.out / name).exists())
+        folder.mkdir(parents=True)
         for path in paths:
-            shutil.move(path, previous / path.name)
+            shutil.move(path, folder / path.name)
+        return folder
 
     def resume(self) -> None:
         """Read the evidence of an earlier tuning, and keep the candidates that it measured.
@@ -189,7 +196,7 @@ class Record:
         plan = Plan(optimizations=self.applied_plan().optimizations, target=self.evidence.job.target, proved=proof)
         self.note(
             rungs=tuple(self.candidates),
-            plan_toml=plan.to_toml(),
+            plan_toml=plan.to_toml(self.out / "hasten.toml"),
             seconds=self._earlier_s + self.budget.spent,
             finished=ended is not None,
             ended=ended or "running",

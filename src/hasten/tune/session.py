@@ -63,7 +63,9 @@ class Session:
         self.record = Record(evidence, machine, request.out, self.budget)
         if request.resume:
             self.record.resume()
-        self.record.move_previous()
+        earlier = self.record.move_previous()
+        if earlier and not request.resume:
+            say(f"an earlier tuning is in {self.record.out}: its files are now in {earlier}")
         self.setting = TrialSetting(
             target=request.target, folder=request.out / "trials", progress=lambda message: say(f"  {message}"),
             ranks=request.ranks, command=request.command,

@@ -53,7 +53,8 @@ class Incidents:
         Raises:
             MachineError: The file cannot be written.
         """
-        self._say(f"update {incident.update}: {incident.words}{shown_samples(incident.samples)}; {incident.action}")
+        samples = "" if incident.kind == "spike" else shown_samples(incident.samples)  # the file has them
+        self._say(f"update {incident.update}: {incident.words}{samples}; {incident.action}")
         if self._path is None:
             return
         line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(incident)})

@@ -21,8 +21,10 @@ _JUMP = 8.0
 """Deviations above the median at which a loss is a spike. A deviation is 1.4826 times the median distance from it."""
 _LEAST_RISE = 0.5
 """Minimum height of a spike as a share of the median, for losses that hardly vary."""
+_LEAST_OF_START = 0.05
+"""Minimum height of a spike as a share of the first losses: near zero, a multiple of the loss is still negligible."""
 _QUIET_AFTER = 50
-"""Number of updates after a spike in which no other is reported."""
+"""Number of updates after the first spike in which no other is reported. Doubled at each report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +56,28 @@ class SpikeWatch:
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_LOOKED_BACK)
-        self._quiet_until = 0
+        self._start = 0.0
+        self._quiet_until, self._quiet_for = 0, _QUIET_AFTER
 
     def look(self, update: int, loss: float) -> str:
-        """Describe the spike if a loss is one; otherwise return an empty string. After a spike, pause for some updates."""
+        """Describe the spike if a loss is one; otherwise return an empty string. After each spike, pause for longer."""
         before = list(self._losses)
         self._losses.append(loss)
         if len(before) < _FEWEST or update < self._quiet_until:
             return ""
         middle = median(before)
+        self._start = self._start or abs(middle)
         deviation = 1.4826 * median(abs(value - middle) for value in before)
-        if loss <= middle + max(_JUMP * deviation, _LEAST_RISE * abs(middle)):
+        if loss <= middle + max(_JUMP * deviation, _LEAST_RISE * abs(middle), _LEAST_OF_START * self._start):
             return ""
-        self._quiet_until = update + _QUIET_AFTER
+        self._quiet_until = update + self._quiet_for
+        self._quiet_for *= 2
         return f"the loss jumped to {loss:.4g}, while the median of the last {len(before)} is {middle:.4g}"
 
     def forget(self) -> None:
         """Forget all losses after a rollback."""
         self._losses.clear()
-        self._quiet_until = 0
+        self._quiet_until, self._quiet_for = 0, _QUIET_AFTER
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:

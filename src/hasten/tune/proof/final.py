@@ -18,13 +18,13 @@ from hasten.core.job import Quality
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, NonInferiority, Verdict, seeds_needed
 from hasten.report.evidence import Candidate, Outcome
+from hasten.report.words import outcome_words
 from hasten.tune.budget import REPORT_S, Budget, Costs
 from hasten.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective
 from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
 from hasten.tune.proof.time_to_target import MIN_PAIRS, TargetComparison, pair_words
 from hasten.tune.proof.whole_runs import compare_to_target, planned_looks
 from hasten.tune.record import Record, final_of, quality_result, with_numerics
-from hasten.tune.search.candidate import outcome_words
 from hasten.tune.search.state import EMPTY, SearchState
 from hasten.tune.search.verdict import MEMORY_SAVED
 from hasten.tune.trials.pair import Design

@@ -126,8 +126,9 @@ class Commands:
         self._counted += losses
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
-                message = f"the loss is {loss} at step {self.host.steps - len(losses) + number + 1} of the script"
-                raise LossError(message, update=number, value=loss)
+                step = self.host.steps - len(losses) + number + 1
+                advice = "Lower the learning rate, clip gradients, or check the data of that step."
+                raise LossError(f"the loss is {loss} at step {step} of the script. {advice}", update=number, value=loss)
         return {
             "times": times,
             "items": [1] * len(times),

@@ -22,6 +22,7 @@ import torch
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.core.seeding import seed_everything
+from hasten.core.user_code import error_words
 from hasten.optimizations import catalogue
 from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches
@@ -31,7 +32,7 @@ from hasten.train.process_group import die_with_parent
 from hasten.tune.scripts.commands import Commands
 from hasten.tune.scripts.profiling import ScriptEnded, Steps
 from hasten.tune.trials.trial import NO_STEP
-from hasten.tune.trials.worker import describe, failure_kind
+from hasten.tune.trials.worker import failure_kind
 
 MAX_NUMPY_SEED = 1 << 32
 
@@ -81,7 +82,7 @@ class Service:
             except StopIteration as done:
                 self.answer({"ok": True, **done.value})
             except Exception as error:  # noqa: BLE001 - every error is reported to the parent
-                self.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
+                self.answer({"ok": False, "kind": failure_kind(error), "message": error_words(error)})
             else:
                 return
 
@@ -103,7 +104,7 @@ class Service:
             return
         error = getattr(sys, "last_value", None)
         if error is not None:
-            self.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
+            self.answer({"ok": False, "kind": failure_kind(error), "message": error_words(error)})
             return
         while self._waiting is not None:  # no further step will come
             try:
@@ -115,7 +116,7 @@ class Service:
                 message = f"The script ended after {steps} steps, before the measurement was complete." if steps else NO_STEP
                 self.answer({"ok": False, "kind": "raised", "message": message})
             except Exception as ending:  # noqa: BLE001 - every error is reported to the parent
-                self.answer({"ok": False, "kind": failure_kind(ending), "message": describe(ending)})
+                self.answer({"ok": False, "kind": failure_kind(ending), "message": error_words(ending)})
 
     def _progress(self, message: str) -> None:
         self._send({"progress": message})
@@ -147,7 +148,7 @@ def install(config: Mapping[str, Any]) -> None:
     try:
         service.begin()
     except Exception as error:  # noqa: BLE001 - the trial cannot continue after any error here
-        service.answer({"ok": False, "kind": failure_kind(error), "message": describe(error)})
+        service.answer({"ok": False, "kind": failure_kind(error), "message": error_words(error)})
         os._exit(1)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from hasten.core.errors import HastenError, TargetError
 from hasten.core.facts import Facts
 from hasten.core.job import Quality
+from hasten.core.target import jobs_in
 from hasten.optimizations import catalogue
 from hasten.optimizations.parts.sample_caching import disk_words, quoted_source
 from hasten.report.evidence import Candidate, Patch
@@ -105,6 +106,10 @@ def check_command(command: tuple[str, ...]) -> None:
         raise TargetError("No script was named. Usage: hasten tune train.py -- ARGUMENTS")
     if command[0] != "-m" and not Path(command[0]).is_file():
         raise TargetError(f"There is no script {command[0]}. Name an existing file, or a module after -m.")
+    if command[0] != "-m" and (jobs := jobs_in(Path(command[0]))):
+        raise TargetError(
+            f"{command[0]} is not a training script. Found jobs: {', '.join(jobs)}. Use {command[0]}:{jobs[0]}."
+        )
 
 
 def fingerprint(command: tuple[str, ...]) -> str:

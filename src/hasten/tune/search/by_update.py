@@ -90,9 +90,16 @@ def settings_words(optimization: Optimization) -> str:
     return ", ".join(f"{name}={value}" for name, value in optimization.settings().items())
 
 
+def progress_words(state: SearchState) -> str:
+    """Return how many candidates there are to try by update time, and the speed of the plan so far."""
+    tried = {item.name for item in state.candidates if item.tried}
+    left = {item.optimization.card.name for item in rank(state)} - tried
+    return f"candidate {len(tried) + 1} of {len(tried) + max(len(left), 1)}, best so far {state.speed:.2f}x"
+
+
 def _screened(state: SearchState, screen: Screen, optimization: Optimization, max_gain: float) -> Candidate | _Faster:
     """Screen a setting. Returns the candidate to record, or the faster setting."""
-    screen.say(f"trying {optimization.card.name} {settings_words(optimization)}".rstrip())
+    screen.say(f"trying {f'{optimization.card.name} {settings_words(optimization)}'.rstrip()} ({progress_words(state)})")
     plan = state.plan.plus(optimization)
     updates = state.turn_updates * (2 if "order" in optimization.card.claims else 1)
     try:

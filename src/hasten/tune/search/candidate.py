@@ -74,19 +74,6 @@ def with_comparison(candidate: Candidate, comparison: Comparison, setup_s: float
     return replace(candidate, comparison=measured, break_even_updates=earned_back)
 
 
-def outcome_words(candidate: Candidate) -> str:
-    """Return the outcome for a user. A refused candidate was `not applicable`, `rejected`, `slower` or `no gain`."""
-    comparison, numerics = candidate.comparison, candidate.numerics
-    if candidate.outcome != "refused":
-        return candidate.outcome
-    if not candidate.tried:
-        return "not applicable"
-    failed_gate = numerics is not None and numerics.verdict == "failed"
-    if failed_gate or comparison is None or comparison.verdict == "faster":
-        return "rejected"
-    return "slower" if comparison.verdict == "slower" else "no gain"
-
-
 def is_about(candidate: Candidate, optimization: Optimization) -> bool:
     """Return whether this candidate is exactly this technique with these settings."""
     return candidate.name == optimization.card.name and candidate.settings == optimization.settings()

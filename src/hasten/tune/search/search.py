@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 from hasten.core.facts import Facts, JobFacts
 from hasten.profile.diagnosis import Diagnosis
+from hasten.report.words import outcome_words
 from hasten.tune.search.by_epoch import try_events
 from hasten.tune.search.by_target import try_to_target
 from hasten.tune.search.by_update import try_candidates
-from hasten.tune.search.candidate import outcome_words, put
+from hasten.tune.search.candidate import put
 from hasten.tune.search.event_design import kept_event_facts
 from hasten.tune.search.prune import prune
 from hasten.tune.search.ranking import untried

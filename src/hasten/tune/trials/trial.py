@@ -24,6 +24,7 @@ from typing import IO, Any, Self, cast
 from hasten.core.errors import FailureKind, TrialError
 from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
+from hasten.core.user_code import traceback_words
 from hasten.optimizations.parts.sample_caching import TRIALS_VARIABLE
 from hasten.script.entry.apart import Apart
 from hasten.script.entry.launch import ELSEWHERE_WORDS, entered, trained_elsewhere
@@ -182,7 +183,8 @@ class Trial:
                 continue
             if not answer.pop("ok"):
                 tail = self._log_tail() if answer["message"] == NO_STEP else ""  # the log says why it ended
-                raise TrialError(f"{answer['message']}{tail}", kind=cast("FailureKind", answer["kind"]))
+                details = answer.get("traceback") or self._log_text()
+                raise TrialError(f"{answer['message']}{tail}", kind=cast("FailureKind", answer["kind"]), details=details)
             return answer
 
     def freeze(self) -> None:
@@ -275,11 +277,17 @@ class Trial:
         kind: FailureKind = "out_of_memory" if memory else "killed"
         return TrialError(f"The trial process exited with code {code} during `{operation}`.{tail}", kind=kind)
 
+    def _log_text(self) -> str:
+        """Return what the process printed."""
+        return self._log_path.read_text(encoding="utf-8", errors="replace").strip() if self._log_path.exists() else ""
+
     def _log_tail(self) -> str:
-        if not self._log_path.exists():
-            return ""
-        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return " Last output: " + " | ".join(lines[-LOG_TAIL_LINES:]) if lines else ""
+        """Return the error whose traceback the process printed, or the last lines that it printed."""
+        text = self._log_text()
+        if words := traceback_words(text):
+            return f" It raised {words}"
+        lines = text.splitlines()
+        return f" Last output: {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
 
 
 def trial_environment(

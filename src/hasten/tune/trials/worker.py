@@ -25,6 +25,7 @@ from hasten.core.errors import HastenError, LossError
 from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
+from hasten.core.user_code import error_words
 from hasten.optimizations import catalogue
 from hasten.profile.measure import profile_loop
 from hasten.profile.probes import job_facts, peak_memory_bytes, reset_peak_memory
@@ -310,7 +311,7 @@ def _obey(worker: Worker, operation: str, arguments: dict[str, Any]) -> dict[str
         return {"ok": True, **getattr(worker, operation)(**arguments)}
     except Exception as error:  # noqa: BLE001  every error of user code is reported to the parent
         traceback.print_exc()
-        return {"ok": False, "kind": failure_kind(error), "message": describe(error)}
+        return {"ok": False, "kind": failure_kind(error), "message": error_words(error), "traceback": traceback.format_exc()}
 
 
 def failure_kind(error: BaseException) -> str:
@@ -318,16 +319,6 @@ def failure_kind(error: BaseException) -> str:
     if isinstance(error, LossError) and error.value is not None:
         return "nan"
     return "out_of_memory" if tells_of_memory(error) else "raised"
-
-
-def describe(error: BaseException) -> str:
-    """Return one line about an error: the message of Hasten's own errors; class, message and place of others."""
-    if isinstance(error, HastenError):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    words = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {words}{where}"
 
 
 def _send(answers: TextIO, message: dict[str, Any]) -> None:
