@@ -7,11 +7,7 @@ from hasten.core import own_imports
 
 own_imports.install()
 
-<<<<<<< HEAD
 from hasten.core.errors import (  # noqa: E402 - must come after `install`
-=======
-from hasten.core.errors import (  # noqa: E402 - after install(), which loads it like all modules of Hasten
->>>>>>> 373e803 (Make the first ten minutes on the command line clear)
     CorruptError,
     DataError,
     GoneError,
@@ -58,16 +54,12 @@ _NEED_TORCH = {
     "attach": "hasten.script.attach",
     "step": "hasten.script.steps",
 }
-<<<<<<< HEAD
 """Names imported on first use, because the process that launches a script must not import torch."""
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
-=======
-"""Imported on first use: a launcher of scripts must not import torch."""
->>>>>>> 373e803 (Make the first ten minutes on the command line clear)
 
 if not TYPE_CHECKING:
 
@@ -75,6 +67,3 @@ if not TYPE_CHECKING:
         if name not in _NEED_TORCH:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_NEED_TORCH[name]), name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})

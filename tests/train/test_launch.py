@@ -73,15 +73,9 @@ def test_a_killed_rank_is_restarted_with_the_others_from_the_newest_checkpoint(t
     die = f"1:13:SIGKILL:{tmp_path / 'mark'}"
     done = hasten("--out", tmp_path / "run", "--plan", plan_file(tmp_path, "gradient_buckets"), "--restarts", 2, DIE=die)
     assert done.returncode == 0, done.stderr
-<<<<<<< HEAD
     message = "rank 1 was ended by SIGKILL after update 13. All ranks resume from the newest checkpoint (restart 1 of 2)"
     assert message in done.stderr
-    went_on = int(done.stdout.partition("Went on from update ")[2].partition(".")[0])
-=======
-    told = "rank 1 was ended by SIGKILL after update 13. All ranks resume from the newest checkpoint (restart 1 of 2)"
-    assert told in done.stderr
     went_on = int(done.stdout.partition("Resumed from update ")[2].partition(".")[0])
->>>>>>> 373e803 (Make the first ten minutes on the command line clear)
     assert 2 <= went_on <= 12  # the epoch's end waited for the first checkpoint
     assert (tmp_path / "run" / "model.pt").read_bytes() == (untouched / "model.pt").read_bytes()
 

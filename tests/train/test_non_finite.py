@@ -192,9 +192,6 @@ def test_a_spike_is_reported_and_noise_is_not() -> None:
     assert not watch.look(302, 9.0)
 
 
-<<<<<<< HEAD
-def test_all_finite() -> None:
-=======
 def test_losses_near_zero_do_not_jump_and_messages_become_rarer() -> None:
     generator = torch.Generator().manual_seed(2)
     watch = SpikeWatch()
@@ -206,8 +203,7 @@ def test_losses_near_zero_do_not_jump_and_messages_become_rarer() -> None:
     assert 3 <= len(loud) <= 6
 
 
-def test_finite_is_what_is_finite() -> None:
->>>>>>> 373e803 (Make the first ten minutes on the command line clear)
+def test_all_finite() -> None:
     assert all_finite([])
     assert all_finite([torch.ones(3), torch.zeros(0)])
     assert not all_finite([torch.ones(3), torch.tensor([0.0, math.inf])])
