@@ -1,9 +1,9 @@
-"""What was measured of each optimization: the file that ships with the package, and the catalogue's page of the site.
+"""Write the measurements of each optimization: the file shipped with the package, and the site's catalogue page.
 
-There are two kinds of figures, kept apart everywhere: gains that recorded tunings measured on top of their plan, and gains
-that the benchmark of techniques measured on a job made for the technique.
+Two kinds of gains are always distinguished: those that recorded tunings measured on top of their plan, and those that the
+benchmark of techniques measured on a job made for the technique.
 
-python -m benchmarks.catalogue     # writes the file that ships; `make docs` does too
+python -m benchmarks.catalogue     # writes the file shipped with the package; `make docs` does too
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hasten.report.catalogue import (
 PACKAGED = ROOT / "src" / "hasten" / "optimizations" / "measured.json"
 COMMAND = "python -m benchmarks.catalogue"
 NEEDS_GPU = "needs a GPU: "
-"""Begins why a technique was not measured, if the machine had no GPU."""
+"""Prefix of the reason why a technique was not measured on a machine without a GPU."""
 
 _NAMES_GPU = re.compile(r"\b(cuda|gpus?|nvidia|runs on (the )?cpu)\b", re.IGNORECASE)
 
@@ -53,17 +53,17 @@ def main() -> None:
 
 
 def shipped() -> dict[str, Kind]:
-    """The catalogue without what other packages registered on this machine."""
+    """Return the catalogue without optimizations registered by other packages on this machine."""
     return {name: kind for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
 
 
 def recorded(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, Any]:
-    """All that recorded results say: name -> `measured` and `why_not_measured`."""
+    """Collect everything from recorded results: name -> `measured` and `why_not_measured`."""
     return measurements(kinds, tunings(found), benchmarked(kinds, found))
 
 
 def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Name -> what the benchmark of techniques saw on jobs made for it, a row a case; those without a figure too."""
+    """Return name -> rows of the benchmark of techniques, one per case, including cases without a number."""
     result = found.get("techniques", {"rows": []})
     table: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
@@ -76,7 +76,7 @@ def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str
 
 
 def tunings(found: Mapping[str, Any]) -> list[Evidence]:
-    """The evidence of every recorded tuning, whatever benchmark it belongs to."""
+    """Return the evidence of every recorded tuning in any benchmark."""
 
     def inside(result: Any) -> Iterator[Evidence]:
         if isinstance(result, Mapping):
@@ -94,11 +94,11 @@ def measurements(
     evidences: list[Evidence],
     made: Mapping[str, Sequence[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence.
+    """Return name -> `measured`, a list of rows or null, and `why_not_measured`, null or a sentence.
 
     Args:
         kinds: The catalogue.
-        evidences: Of recorded tunings.
+        evidences: Evidence of recorded tunings.
         made: Name -> rows of the benchmark of techniques.
     """
     table = {}
@@ -119,7 +119,7 @@ def measurements(
 
 
 def why_not_benchmarked(name: str, alone: Sequence[Mapping[str, Any]]) -> str:
-    """Why the benchmark of techniques has no figure of it; empty where it was not run there."""
+    """Explain why the benchmark of techniques has no number for a technique; empty if it was not run there."""
     if alone:
         seen = dict.fromkeys(f"{row['outcome']} {place_words(row)}: {row['reason']}" for row in alone)
         return "; ".join(seen)
@@ -127,7 +127,7 @@ def why_not_benchmarked(name: str, alone: Sequence[Mapping[str, Any]]) -> str:
 
 
 def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evidence]) -> str:
-    """Why no recorded tuning measured it: from what those tunings noted of it, and what its `fit` says of their machines."""
+    """Explain why no recorded tuning measured a technique, from their notes and its `fit` on their machines."""
     seen = [(row["reason"], job_words(row)) for row in rows]
     if broken := [f"{reason} ({job})" for (reason, job), row in zip(seen, rows, strict=True) if row["outcome"] == "failed"]:
         return f"failed in a recorded run: {'; '.join(broken)}"
@@ -145,9 +145,9 @@ def why_not_measured(kind: Kind, rows: list[dict[str, Any]], evidences: list[Evi
 
 
 def _missing_gpu(kind: Kind, evidence: Evidence) -> str:
-    """Why it does not fit the job of a recorded tuning, where that reason is the missing GPU; else empty.
+    """Return why a technique does not fit the job of a recorded tuning if the reason is the missing GPU; else empty.
 
-    The evidence keeps only a part of the facts, so any other refusal proves nothing here.
+    The evidence contains only some of the facts, so other refusals prove nothing here.
     """
     facts = _facts(evidence)
     reason = kind.fit(facts).reason if facts.job.device == "cpu" else ""
@@ -155,7 +155,7 @@ def _missing_gpu(kind: Kind, evidence: Evidence) -> str:
 
 
 def _facts(evidence: Evidence) -> Facts:
-    """What the evidence keeps of the facts of its job and its machine; a reading that was not yet taken is empty."""
+    """Restore the facts of a job and its machine from the evidence; readings that did not exist yet are empty."""
     job = schema.write(evidence.job)
     known = {item.name: job[item.name] for item in fields(JobFacts) if item.name in job}
     readings: dict[str, Any] = {"cpu_flags": frozenset(evidence.machine["cpu_flags"])}
@@ -176,7 +176,7 @@ def _facts(evidence: Evidence) -> Facts:
 
 
 def packaged(measured: Mapping[str, Any]) -> str:
-    """The text of the file that ships with the package."""
+    """Return the text of the file shipped with the package."""
     return json.dumps({"made_by": COMMAND, "optimizations": dict(measured)}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -244,7 +244,7 @@ def in_scripts(_found: Mapping[str, Any]) -> str:
 
 
 def _machines(entries: list[dict[str, Any]]) -> list[str]:
-    """Return which jobs and machines the measurements are of."""
+    """List the jobs and machines of the measurements."""
     rows = [row for item in entries for row in item["measured"] or ()]
     runs = sorted({(_where(row), row["machine"], str(row["created"])[:10], str(row["commit"])) for row in rows})
     lines = [f"- {where}: {machine}; {day}, commit {commit}" for where, machine, day, commit in runs]

@@ -58,7 +58,7 @@ def checkpointing_table(result: dict[str, Any]) -> list[str]:
 
 
 def search_table(result: dict[str, Any]) -> list[str]:
-    """Return what the search and an exhaustive one took, and the best subsets next to the search's plan."""
+    """Return the cost of the search and of an exhaustive one, and the best subsets next to the search's plan."""
     lines = [
         "Both had the same candidates, declared before any was measured: what the recorded tuning kept, then those of the",
         "largest ceiling times prior, as many as allow all subsets to be measured. The best subsets and the search's plan",
@@ -94,7 +94,7 @@ def _search(job: dict[str, Any]) -> list[str]:
 
 
 def _plan(plan: dict[str, Any], space: dict[str, Any]) -> str:
-    """The names of a plan, with the setting where the technique offered more than one."""
+    """List the names of a plan, with settings if the technique offered more than one."""
     several = {item["name"] for item in space["chosen"] if len(item["settings"]) > 1}
     words = {name: ", ".join(f"{key}={value}" for key, value in settings.items()) for name, settings in plan.items()}
     return ", ".join(f"{name} ({words[name]})" if name in several else name for name in plan)
@@ -119,12 +119,12 @@ def packing_table(result: dict[str, Any]) -> list[str]:
 
 
 def _ratio(row: dict[str, Any], name: str = "ratio") -> str:
-    """A ratio with its interval; a dash where there is none."""
+    """Format a ratio with its interval; a dash if there is none."""
     return "-" if row[name] is None else f"{row[name]:.2f}x ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def techniques_words(result: dict[str, Any]) -> str:
-    """Return how many techniques were faster or slower on the jobs made for them, in a line."""
+    """Summarize the outcomes of the techniques on the jobs made for them in one line."""
     rows, outcomes = result["rows"], result["outcomes"]
     names = {"faster": "faster", "same": "the same", "slower": "slower", "undecided": "undecided"}
     names |= {"refused": "refused here", "failed": "failed"}
@@ -133,7 +133,7 @@ def techniques_words(result: dict[str, Any]) -> str:
 
 
 def techniques_table(result: dict[str, Any]) -> list[str]:
-    """Return each technique with and without, on the job made for it: speed and peak memory, or why there is no figure."""
+    """Return each technique with and without, on the job made for it: speed and peak memory, or why there is no number."""
     lines = [
         f"{techniques_words(result)}. On {result['machine']}. Repeat it: `{result['command']}`.",
         "",

@@ -1,6 +1,6 @@
-"""Weigh what changes an unmodified script's run against its size: recorded tunings of scripts, lines before and after.
+"""Weigh the recorded gains of code that changes the run of an unmodified script against its size in lines.
 
-Measures nothing anew: every figure is quoted from another result file, with its key there.
+Nothing is measured here: every number is quoted from another result file, together with its key there.
 `python -m benchmarks.pruning_scripts` writes benchmarks/results/pruning_scripts.json.
 """
 
@@ -17,19 +17,19 @@ from typing import Any
 from benchmarks.record import RESULTS, ROOT, record
 
 BEFORE = "f8d2554"
-"""The commit whose lines are counted as "before"."""
+"""The commit whose lines count as "before"."""
 SCRIPT = "src/hasten/script"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is weighed.
+    """A part of the code to weigh.
 
     Attributes:
-        techniques: Those that need it on a script.
+        techniques: Techniques that need it on a script.
         before: Its files at `BEFORE`.
-        after: What became of them; what is not there any more counts nothing.
-        decision: What was done, and why.
+        after: The files that replaced them; missing files count as zero lines.
+        decision: The decision, and why.
     """
 
     techniques: tuple[str, ...]
@@ -86,7 +86,7 @@ def run_pruning() -> Path:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return a row for each part: its lines before and after, and what its techniques were recorded to bring on scripts."""
+    """Return a row for each part: its lines before and after, and the recorded gains of its techniques on scripts."""
     lines = ["| part of `script/` | lines | recorded outcomes on scripts | decision |", "|---|---|---|---|"]
     for row in result["rows"]:
         on_scripts = (one for one in row["recorded"] if not one["source"].startswith("techniques.json"))
@@ -103,7 +103,7 @@ def _gain(one: Mapping[str, Any]) -> str:
 
 
 def recorded(technique: str) -> Iterator[dict[str, Any]]:
-    """Every comparison of a technique on a script, and that on the job made for it, with where it is recorded."""
+    """Yield every comparison of a technique on a script, and the one on the job made for it, with its source."""
     for number, row in enumerate(_read("groundtruth")["rows"]):
         for place, rung in enumerate((row.get("tune") or {}).get("rungs", ())):
             if rung["name"] == technique and rung["ratio"] is not None:
@@ -133,7 +133,7 @@ def _read(name: str) -> Any:
 
 
 def _lines(revision: str) -> int:
-    """Lines of a file at a revision; `:FILE` is the one that is to be committed."""
+    """Count the lines of a file at a revision; `:FILE` is the version staged for commit."""
     command = ["git", "-C", str(ROOT), "show", revision]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("\n")
 

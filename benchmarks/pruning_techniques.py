@@ -1,9 +1,10 @@
-"""Which techniques paid in anything that was recorded, and why the others stay or were deleted.
+"""List which techniques had a recorded gain, and why the others were kept or deleted.
 
-A technique stays if a recorded tuning applied it, or a benchmark made for it found it faster; else if a reference plan asks
-for it, or if a GPU is where it pays. Nothing is measured here: the other files of benchmarks/results are read.
+A technique stays if a recorded tuning applied it or a benchmark made for it found it faster. Otherwise it stays if a
+reference plan asks for it, or if its gain requires a GPU. Nothing is measured here: the other files of benchmarks/results
+are read.
 
-python -m benchmarks.pruning_techniques --before COMMIT     # the commit that still has every technique
+python -m benchmarks.pruning_techniques --before COMMIT     # the last commit with every technique
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ASKED: Mapping[str, str] = {
     "sharding": "dialogue: sharding or 8-bit states to fit 85 GB",
     "zero_grad_to_none": "detection: efficient zero_grad",
 }
-"""Technique that has paid in no recorded run -> the reference plan that asks for it, and in which words."""
+"""Technique without a recorded gain -> the reference plan that asks for it, and in which words."""
 
 ON_GPU: Mapping[str, str] = {
     "activation_checkpointing": "memory of a GPU, where it decides the largest batch",
@@ -47,7 +48,7 @@ ON_GPU: Mapping[str, str] = {
     "pinned_memory": "page-locked memory is copied faster",
     "sharding": "each rank has a memory of its own",
 }
-"""Technique that has paid in no recorded run -> why it pays on a GPU."""
+"""Technique without a recorded gain -> why it has one on a GPU."""
 
 ARMS: Mapping[str, str] = {
     "buckets of 1 MiB": "gradient_buckets",
@@ -56,7 +57,7 @@ ARMS: Mapping[str, str] = {
     "bfloat16": "gradient_compression",
     "PowerSGD of rank 4": "low_rank_gradients",
 }
-"""Arm of the benchmark of ranks -> the technique that it adds."""
+"""Arm of the ranks benchmark -> the technique that it adds."""
 
 
 def main() -> None:
@@ -72,12 +73,12 @@ def main() -> None:
 
 
 def shipped() -> set[str]:
-    """The techniques that there are now, without what other packages registered on this machine."""
+    """Return the current techniques, without those registered by other packages on this machine."""
     return {name for name, kind in catalogue().items() if kind.__module__.startswith("hasten.")}
 
 
 def lines_at(commit: str) -> dict[str, int]:
-    """Technique -> lines of its module at a commit."""
+    """Return technique -> lines of its module at a commit."""
     folder = "src/hasten/optimizations/"
     listed = _git("ls-tree", "--name-only", commit, folder).splitlines()
     modules = [Path(path) for path in listed if path.endswith(".py") and not path.endswith("__init__.py")]
@@ -85,15 +86,15 @@ def lines_at(commit: str) -> dict[str, int]:
 
 
 def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str]) -> list[Row]:
-    """A row a technique: its lines, its best recorded figure with the file it is in, and what was decided.
+    """Return one row per technique: its lines, its best recorded number with the source file, and the decision.
 
     Args:
         found: All recorded results.
         lines: Technique -> lines before anything was deleted.
-        present: The techniques that there are now.
+        present: The current techniques.
 
     Raises:
-        ValueError: A technique was deleted although something speaks for it, or is there although nothing does.
+        ValueError: A deleted technique has a reason to stay, or a present one has none.
     """
     figures = sorted(_figures(found), key=lambda row: (row["paid"], row["ratio"]))
     best = {row["technique"]: row for row in figures}
@@ -120,7 +121,7 @@ def table(found: Mapping[str, Any], lines: Mapping[str, int], present: set[str])
 
 
 def _figures(found: Mapping[str, Any]) -> Iterator[Row]:
-    """Every recorded figure of a technique: what it brought, and whether that counts as paid."""
+    """Yield every recorded number of a technique: its gain, and whether that counts as paid."""
     for file, result in found.items():
         if file.startswith("pruning"):
             continue
@@ -153,7 +154,7 @@ def _figure(file: str, technique: str, seen: Mapping[str, Any], reason: str, *, 
 
 
 def _candidates(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The candidates of every tuning that a result holds."""
+    """Yield the candidates of every tuning in a result."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from item if key == "rungs" and isinstance(item, list) else _candidates(item)
@@ -168,7 +169,7 @@ def _git(*arguments: str) -> str:
 
 
 def section(pruned: Mapping[str, Any]) -> list[str]:
-    """Return the part of the catalogue's page that says why techniques without a recorded gain are kept."""
+    """Return the section of the catalogue page that says why techniques without a recorded gain are kept."""
     kept = [row for row in pruned["rows"] if row["kept"]]
     open_ones = [row for row in kept if not row["paid"]]
     return [

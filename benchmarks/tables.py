@@ -186,7 +186,7 @@ def _cost(job: dict[str, Any]) -> str:
 
 
 def tunings(found: Found) -> str:
-    """Return what each technique brought to each tuned job."""
+    """Return the gain of each technique in each tuned job."""
     tuned: dict[str, Any] = {name: found[name]["evidence"] for name in ("tune_text", "tune_image") if name in found}
     tuned |= {name: found["tune_diagnosis"][name] for name in DIAGNOSIS if "tune_diagnosis" in found}
     lines: list[str] = []
@@ -226,7 +226,7 @@ def _rung(rung: dict[str, Any]) -> str:
 
 
 def rivals(found: Found) -> str:
-    """Return the example jobs trained by other means."""
+    """Return the example jobs trained with other libraries."""
     return "\n".join(line for name in ("rivals_text", "rivals_image") if name in found for line in rivals_table(found[name]))
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/results/checkpoints.md: what a checkpoint costs."""
+"""The table of docs/results/checkpoints.md: the cost of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hasten.report.words import bytes_words
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: a row for each way and size."""
+    """Return a Markdown table with one row per way and size."""
     lines = [
         "| state | way | training waits | training loses in total | on disk after | file |",
         "|---|---|---|---|---|---|",

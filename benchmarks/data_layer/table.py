@@ -1,4 +1,4 @@
-"""The tables of docs/results/data.md, from the result alone."""
+"""The tables of docs/results/data.md, generated only from the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def headline(result: Row) -> str:
-    """The result in a line."""
+    """Summarize the result in one line."""
     judged = [goal for goal in result["goals"] if goal["verdict"] != "not measured"]
     return f"{result['goals_reached']} of {len(judged)} measured goals reached"
 
@@ -32,7 +32,7 @@ def tables(result: Row) -> str:
 
 
 def machines(result: Row) -> str:
-    """The machine that was measured on; of several, each with the parts that were."""
+    """Name the machine; if there are several, each with its parts."""
     parts: dict[str, dict[str, None]] = {}
     for row in result["rows"]:
         parts.setdefault(row["measured"].get("where", result)["machine"], {})[row["workload"]] = None
@@ -79,7 +79,7 @@ def _workload(workload: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _plain(words: str) -> str:
-    """Return words in which Markdown sees no emphasis."""
+    """Escape characters that Markdown would read as emphasis."""
     return words.replace("__", r"\_\_")
 
 
@@ -105,7 +105,7 @@ def _caches(rows: Sequence[Row]) -> list[str]:
 
 
 def _advice(rows: Sequence[Row]) -> list[str]:
-    """Return from which cost on a cache pays, and which."""
+    """Return which cache pays, and from which cost on."""
     hits = {row["system"]: row["measured"] for row in rows}
     words = []
     for value in dict.fromkeys(name.partition(": ")[0] for name in hits):

@@ -1,4 +1,4 @@
-"""The tables of docs/results/groundtruth.md, from the result alone."""
+"""The tables of docs/results/groundtruth.md, generated only from the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS: Mapping[str, str] = {
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Return the score in a line."""
+    """Summarize the score in one line."""
     words = []
     if result["diagnosed_frac"] is not None:
         right = round(result["diagnosed_frac"] * result["injected"])
@@ -56,7 +56,7 @@ def _value(name: str, value: float | None) -> str:
 
 
 def cost(result: Mapping[str, Any]) -> str:
-    """Return what watching adds to a step."""
+    """Return the overhead that watching adds to a step."""
     sessions = result["own_cost"]
     if not sessions:
         return "Not measured."

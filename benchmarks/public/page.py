@@ -1,4 +1,4 @@
-"""The tables of docs/results/public.md, from the result alone."""
+"""The tables of docs/results/public.md, generated only from the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MOST_PHASES = 3
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """Return the result in a line."""
+    """Summarize the result in one line."""
     counts = f"{result['profiled']} of {result['scripts']} profiled, {result['tuned']} tuned"
     return f"{counts}, {result['faster']} at least {result['goals']['ratio']}x as fast by the lower end of the interval"
 
 
 def gains(result: Mapping[str, Any]) -> str:
-    """Return how much faster each script became, in a line."""
+    """Summarize in one line how much faster each script became."""
     parts = []
     for row in result["rows"]:
         tuned = found(row, "tune")

@@ -1,4 +1,4 @@
-"""The tables of docs/results/recipes.md, and the recipes' line in the summary, from the result alone."""
+"""The tables of docs/results/recipes.md, and the recipes' line in the summary, generated only from the result."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OF = {
     "ocr_hmean": "ocr-learn",
     "ocr_maps_exact": "maps",
 }
-"""Figure -> the part that it is of."""
+"""Summary number -> the part it belongs to."""
 
 
 def headline(result: Result) -> str:
-    """What was measured of both recipes, in a line; a goal that was missed is named, and a machine that is another one."""
+    """Summarize both recipes in one line; missed goals and other machines are named."""
     words: dict[str, list[str]] = {result["machine"]: []}
     for name, form in _SAID.items():
         if (seen := result.get(name)) is None:
@@ -45,7 +45,7 @@ def headline(result: Result) -> str:
 
 
 def detection(result: Result) -> str:
-    """Return the results of object detection: quality, the wishes one by one, and others side by side."""
+    """Return the results of object detection: quality, the requested features one by one, and rivals side by side."""
     return _page(
         result,
         {
@@ -57,7 +57,7 @@ def detection(result: Result) -> str:
 
 
 def ocr(result: Result) -> str:
-    """Return the results of text detection: quality, training, validation, target maps, and others side by side."""
+    """Return the results of text detection: quality, training, validation, target maps, and rivals side by side."""
     return _page(
         result,
         {
@@ -71,7 +71,7 @@ def ocr(result: Result) -> str:
 
 
 def pruned(result: Result) -> str:
-    """What each piece of the OCR recipe brought when it was taken out alone."""
+    """Return the gain of each part of the OCR recipe, measured by disabling it alone."""
     lines = [
         f"Time of whole steps without one part, divided by that with it, on {result['machine']}: CPU seconds of one thread,",
         "95 % intervals over fresh processes. A part stays if it saves 10 % of either in at most 150 lines.",
@@ -85,7 +85,7 @@ def pruned(result: Result) -> str:
 
 
 def _page(result: Result, makers: Mapping[str, Callable[[Result], list[str]]]) -> str:
-    """What was measured of a recipe, each part under the machine it was measured on; or that nothing was yet."""
+    """Return the measurements of a recipe, each part with its machine; or a note that there are none yet."""
     lines, machine = [""], ""
     for name, make in makers.items():
         if (part := result["parts"].get(name)) is None:
@@ -121,7 +121,7 @@ def _proof(part: Result) -> str:
 
 
 def _rungs(evidence: Result) -> list[str]:
-    """What each technique that was measured brought."""
+    """Return the gain of each measured technique."""
     lines = ["| technique | outcome | gain |", "|---|---|---|"]
     for rung in evidence["rungs"]:
         seen = rung["comparison"]
@@ -159,7 +159,7 @@ def _maps(part: Result) -> list[str]:
 
 
 def _rivals(part: Result) -> list[str]:
-    """The same training by other means, in turns."""
+    """Return the same training with other libraries, in turns."""
     lines = ["The same model, loss and images in fresh processes that take turns:", ""]
     lines += ["| trained by | times as fast as the naive form | Hasten, times as fast as this |", "|---|---|---|"]
     for name, arm in part["arms"].items():
