@@ -60,11 +60,11 @@ def checkpointing_table(result: dict[str, Any]) -> list[str]:
 def search_table(result: dict[str, Any]) -> list[str]:
     """Return the cost of the search and of an exhaustive one, and the best subsets next to the search's plan."""
     lines = [
-        "Both had the same candidates, declared before any was measured: what the recorded tuning kept, then those of the",
+        "Both had the same candidates, declared before any was measured: those of the recorded plan, then those with the",
         "largest ceiling times prior, as many as allow all subsets to be measured. The best subsets and the search's plan",
         f"were measured again in fresh processes that take turns. Repeat it: `{result['command']}`.",
-        "The search missed the goal for the image job at first. It was changed for what that showed, given a longer budget,",
-        "and judged again on the same job and its kept subsets (`--kept`).",
+        "The search missed the goal for the image job at first. It was changed accordingly, given a longer budget,",
+        "and judged again on the same job and its recorded subsets (`--kept`).",
         "",
     ]
     for job in result["jobs"].values():

@@ -225,13 +225,13 @@ def test_the_tables_show_what_was_measured_and_what_was_not() -> None:
     text = "\n".join(search_table({"command": "do it", "jobs": {"x": job}}))
     assert "| one, two | 2.00x |" in text
     assert "6 subsets in 120 s" in text
-    assert "the ladder took 10 s" in text
+    assert "The search: 10 s" in text
     several = climbed(plan={"one": {"size": 2}})
     several["space"]["chosen"] = [{"name": "one", "settings": [{"size": 1}, {"size": 2}]}]
     job = {"target": "x.py:J", "commit": "def", "exhaustive_commit": "abc", **summary(several, MEASURED, [], len(MEASURED))}
     lines = search_table({"command": "do it", "jobs": {"x": job}})
-    assert "The ladder's plan: one (size=2)." in lines
-    assert "The subsets were measured at abc, the ladder climbed at def." in lines
+    assert "The search's plan: one (size=2)." in lines
+    assert "The subsets were measured at commit abc, the search ran at def." in lines
     assert "The subsets were measured at" not in text
     compared = {"ratio": 2.0, "low": 1.9, "high": 2.1}
     padding = {"padded": 0.8, "cut": 0.5, "like_length": 0.1}
