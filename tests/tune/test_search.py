@@ -21,6 +21,7 @@ from hasten.core.stats import judge, paired_interval
 from hasten.optimizations import catalogue
 from hasten.profile.diagnosis import Diagnosis
 from hasten.report.evidence import Candidate, NumericsResult
+from hasten.report.words import outcome_words
 from hasten.tune.budget import Budget, Costs
 from hasten.tune.proof.compare import Comparison
 from hasten.tune.proof.numerics import GateVerdict
@@ -288,6 +289,7 @@ def test_a_technique_that_does_not_fit_gives_its_own_reason() -> None:
     search = make([technique("alien", refuses="there is no such kernel here")], FakeScreen())
     search.run()
     assert outcomes(search) == {"alien": "refused"}
+    assert outcome_words(search.state.candidates[0]) == "not applicable"
     assert reason(search, "alien") == "there is no such kernel here"
     assert search.state.candidates[0].predicted_max_gain is None
 
@@ -340,25 +342,27 @@ def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
     search = make([technique("magic")], screen)
     search.run()
     assert outcomes(search) == {"magic": "refused"}
+    assert [outcome_words(item) for item in search.state.candidates] == ["rejected"]
     assert words in reason(search, "magic")
     assert screen.plan.names == ()
 
 
 @pytest.mark.parametrize(
-    ("comparison", "outcome", "words"),
+    ("comparison", "outcome", "shown", "words"),
     [
-        (measured(0.7), "refused", "slower on this job"),
-        (measured(1.0), "refused", "no gain: "),
-        (measured(1.1, noise=0.3), "undecided", "no gain was shown"),
-        (Comparison(why="only 1 clean turns"), "undecided", "only 1 clean turns"),
+        (measured(0.7), "refused", "slower", "slower on this job"),
+        (measured(1.0), "refused", "no gain", "no gain: "),
+        (measured(1.1, noise=0.3), "undecided", "undecided", "no gain was shown"),
+        (Comparison(why="only 1 clean turns"), "undecided", "undecided", "only 1 clean turns"),
     ],
 )
-def test_every_outcome_of_a_screening_has_its_reason(comparison: Any, outcome: Any, words: Any) -> None:
+def test_every_outcome_of_a_screening_has_its_reason(comparison: Any, outcome: Any, shown: Any, words: Any) -> None:
     checks = [{"name": "x", "passed": True, "seen": "1"}]
     screening = Screening(comparison=comparison, gate=PASSED, evidence=checks)
     search = make([technique("one")], FakeScreen(answers={"one": screening}))
     search.run()
     assert outcomes(search) == {"one": outcome}
+    assert [outcome_words(item) for item in search.state.candidates] == [shown]
     assert words in reason(search, "one")
 
 
