@@ -95,15 +95,15 @@ class _Same:
 def _values(root: Any, name: str = "the dataset") -> Iterator[tuple[str, Any]]:
     """Yield an object and everything reachable from it, each with its path, outermost first."""
     waiting: deque[tuple[str, Any, int]] = deque([(name, root, 0)])
-    seen: set[int] = set()
+    visited: set[int] = set()
     count = 0
     while waiting and count < MAX_VALUES:
         path, value, depth = waiting.popleft()
         count += 1
         yield path, value
-        if isinstance(value, (*_PLAIN, *_CLOSED)) or id(value) in seen or depth == MAX_DEPTH:
+        if isinstance(value, (*_PLAIN, *_CLOSED)) or id(value) in visited or depth == MAX_DEPTH:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         waiting.extend((f"{path}{name}", held, depth + 1) for name, held in _held(value))
 
 
@@ -131,13 +131,13 @@ def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
     if _foreign(function):
         return []
     names, cells = function.__code__.co_names, zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found = [(f" -> {name}", function.__globals__[name]) for name in names if name in function.__globals__]
+    values = [(f" -> {name}", function.__globals__[name]) for name in names if name in function.__globals__]
     for name, cell in cells:
         try:
-            found.append((f" -> {name}", cell.cell_contents))
+            values.append((f" -> {name}", cell.cell_contents))
         except ValueError:  # the variable has no value yet
             continue
-    return found
+    return values
 
 
 def _written(name: str, held: Any) -> bool:

@@ -90,15 +90,15 @@ class Apart:
 
 def places(command: Sequence[str]) -> tuple[str, ...]:
     """Return the folders that a script works in: the working folder, the script's folder, and folders in its arguments."""
-    words = [part for word in command for part in (word, word.partition("=")[2]) if os.sep in part]
-    found = {os.path.realpath(Path.cwd())}
-    for word in words:
+    parts = [part for word in command for part in (word, word.partition("=")[2]) if os.sep in part]
+    folders = {os.path.realpath(Path.cwd())}
+    for word in parts:
         folder = Path(os.path.realpath(word))
         while not folder.is_dir():
             folder = folder.parent
         if len(folder.parts) > 2 or folder.name not in {"", *SYSTEM, "home", "tmp"}:
-            found.add(str(folder))
-    return tuple(sorted(path for path in found if not any(_below(path, other) for other in found - {path})))
+            folders.add(str(folder))
+    return tuple(sorted(path for path in folders if not any(_below(path, other) for other in folders - {path})))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ def _plan(folders: Sequence[str], keep: Sequence[str], environ: Mapping[str, str
     through = inner - covered
     caches = [value for name, value in environ.items() if CACHES.fullmatch(name)]
     caches += [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]  # noqa: PTH118 - names
-    kept = {os.path.realpath(path) for path in (*caches, *keep, sys.prefix, sys.base_prefix) if os.path.isabs(path)}  # noqa: PTH117 - as above
-    kept |= _sockets()
-    through |= {path for path in kept if any(_below(path, top) for top in covered) and os.path.exists(path)}  # noqa: PTH110 - as above
+    visible = {os.path.realpath(path) for path in (*caches, *keep, sys.prefix, sys.base_prefix) if os.path.isabs(path)}  # noqa: PTH117 - as above
+    visible |= _sockets()
+    through |= {path for path in visible if any(_below(path, top) for top in covered) and os.path.exists(path)}  # noqa: PTH110 - as above
     through -= {
         path for path in through if any(path == folder or _below(folder, path) for folder in folders) and path not in keep
     }
@@ -151,11 +151,11 @@ def _probe(plan: Plan) -> tuple[str, tuple[str, ...], bool]:
         return f"{SCRATCH}: {error.strerror}", (), False
     try:
         done = subprocess.run(_command(plan, scratch), capture_output=True, text=True, check=False, timeout=60)  # noqa: S603 - runs our own file
-        found = json.loads(done.stdout or json.dumps({"why": done.stderr.strip()[-200:]}))
+        result = json.loads(done.stdout or json.dumps({"why": done.stderr.strip()[-200:]}))
     finally:
         _remove(scratch)
         os.close(lock)
-    return found["why"], tuple(found.get("left", ())), found.get("users", False)
+    return result["why"], tuple(result.get("left", ())), result.get("users", False)
 
 
 def _command(plan: Plan, scratch: Path) -> tuple[str, ...]:
@@ -217,8 +217,8 @@ def _own_again(path: str) -> Iterator[str]:
 def _stranger(folders: Sequence[str]) -> str:
     """Return a file or folder that an overlay of this user could not copy; "" if there is none."""
     mine = os.geteuid(), os.getegid()
-    for number, (path, found) in enumerate(entry for folder in folders for entry in walk(folder)):
-        if (found.st_uid, found.st_gid) != mine and os.access(path, os.W_OK):
+    for number, (path, status) in enumerate(entry for folder in folders for entry in walk(folder)):
+        if (status.st_uid, status.st_gid) != mine and os.access(path, os.W_OK):
             return path
         if number > MOST_LOOKED_AT:
             break
@@ -227,17 +227,17 @@ def _stranger(folders: Sequence[str]) -> str:
 
 def _mounted() -> dict[str, bool]:
     """Return, for each mount point, whether a script's files may be there."""
-    found: dict[str, bool] = {}
+    points: dict[str, bool] = {}
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         before, _, after = line.partition(" - ")
         path = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4])
         writable = "ro" not in before.split()[5].split(",")
         if Path(path).is_dir():
-            found[path] = writable and not UNCOVERED.fullmatch(after.split()[0])
-    return found
+            points[path] = writable and not UNCOVERED.fullmatch(after.split()[0])
+    return points
 
 
 def _sockets() -> set[str]:
     """Return the sockets of running processes. They must stay visible, because no process answers on a copy."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
-    return {words[7] for words in (line.split() for line in lines) if len(words) > 7 and words[7].startswith("/")}
+    return {fields[7] for fields in (line.split() for line in lines) if len(fields) > 7 and fields[7].startswith("/")}

@@ -192,20 +192,20 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, watch: Watch) -> int:
     """Return the exit code. Terminates a script that does not end when stopped, or that trains in child processes."""
     if watch.mode == "observe":
         return child.wait()
-    told: float | None = None
+    stopped: float | None = None
     elsewhere: float | None = None
     while True:
         try:
             return child.wait(timeout=0.2)
         except subprocess.TimeoutExpired:
-            if told is None and (folder / "seen-0.json").exists():
-                told = monotonic()
-            if told is None and elsewhere is None and trained_elsewhere(folder):
+            if stopped is None and (folder / "seen-0.json").exists():
+                stopped = monotonic()
+            if stopped is None and elsewhere is None and trained_elsewhere(folder):
                 elsewhere = monotonic()
-            if told is None and elsewhere is not None and monotonic() - elsewhere > watch.seconds:
+            if stopped is None and elsewhere is not None and monotonic() - elsewhere > watch.seconds:
                 _end_all(child)
-            if told is not None and monotonic() - told > GRACE_S:
-                child.terminate() if monotonic() - told < 2 * GRACE_S else child.kill()
+            if stopped is not None and monotonic() - stopped > GRACE_S:
+                child.terminate() if monotonic() - stopped < 2 * GRACE_S else child.kill()
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> None:

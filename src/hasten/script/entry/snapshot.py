@@ -99,7 +99,7 @@ class Snapshot:
 
     def _copy(self) -> dict[str, Path]:
         """Copy files, smallest first, up to the limits."""
-        files = [(found.st_size, path) for path, found in self._before.items() if stat.S_ISREG(found.st_mode)]
+        files = [(status.st_size, path) for path, status in self._before.items() if stat.S_ISREG(status.st_mode)]
         copied: dict[str, Path] = {}
         taken = 0
         for size, path in sorted(files):
@@ -117,27 +117,27 @@ class Snapshot:
         return copied
 
     def _restore(self) -> str:
-        kept = Path(tempfile.mkdtemp(prefix="hasten-moved-"))
-        moved, left = self._take_away(kept)
+        folder = Path(tempfile.mkdtemp(prefix="hasten-moved-"))
+        moved, left = self._take_away(folder)
         left += self._bring_back()
-        sentences = [f"Files created by the run were moved to {kept}: {', '.join(moved)}."] if moved else []
+        sentences = [f"Files created by the run were moved to {folder}: {', '.join(moved)}."] if moved else []
         if left:
             sentences.append(f"Files changed or removed during the run and not restored: {', '.join(left)}.")
         if not moved:
-            kept.rmdir()
+            folder.rmdir()
         return " ".join(sentences)
 
-    def _take_away(self, kept: Path) -> tuple[list[str], list[str]]:
+    def _take_away(self, folder: Path) -> tuple[list[str], list[str]]:
         """Move new and changed files into a folder. Returns the moved files, and the changed ones without a copy."""
         moved, left = list[str](), list[str]()
-        for path, found in dict(self._walk()).items():
+        for path, status in dict(self._walk()).items():
             before = self._before.get(path)
-            if before is not None and _same(before, found):
+            if before is not None and _same(before, status):
                 continue
             if before is not None and path not in self._copied:
                 left.append(path)
             elif os.path.lexists(path):  # otherwise its folder was moved already
-                target = kept / path.lstrip(os.sep)
+                target = folder / path.lstrip(os.sep)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, target)
                 moved.append(path)
@@ -146,7 +146,7 @@ class Snapshot:
     def _bring_back(self) -> list[str]:
         """Restore missing files. Returns those without a copy."""
         left = []
-        folders = {path: found for path, found in self._before.items() if stat.S_ISDIR(found.st_mode)}
+        folders = {path: status for path, status in self._before.items() if stat.S_ISDIR(status.st_mode)}
         for path in self._before:
             if os.path.lexists(path):
                 continue
@@ -156,8 +156,8 @@ class Snapshot:
                 shutil.copy2(self._copied[path], path)
             else:
                 left.append(path)
-        for path, found in folders.items():
-            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        for path, status in folders.items():
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         return left
 
 

@@ -25,20 +25,20 @@ def without_ours(previous: Hook) -> Hook:
 
 def strip_chain(error: BaseException | None) -> None:
     """Remove Hasten's frames from an error, its causes and its contexts."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         error.__traceback__ = stripped(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def stripped(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Hasten's frames."""
-    kept: list[TracebackType] = []
+    frames: list[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(OURS):
-            kept.append(trace)
+            frames.append(trace)
         trace = trace.tb_next
-    for before, after in zip(kept, [*kept[1:], None], strict=True):
+    for before, after in zip(frames, [*frames[1:], None], strict=True):
         before.tb_next = after
-    return kept[0] if kept else None
+    return frames[0] if frames else None

@@ -446,7 +446,7 @@ def _visible(project: Project, scope: Scope, *, top: bool) -> list[tuple[str, st
 
     With `top`, only imports at the top of the file.
     """
-    found: dict[str, str] = {}
+    visible: dict[str, str] = {}
     anchor, _ = _anchor(project, scope.source)
     last = 0 if anchor is None else anchor.lineno
     at: Scope | None = scope
@@ -454,9 +454,9 @@ def _visible(project: Project, scope: Scope, *, top: bool) -> list[tuple[str, st
         for name, binds in at.binds.items():
             imported = all(bind.kind == "import" for bind in binds) and scope.lookup(name) == (at, binds)
             if imported and (not top or _line(binds[0].node) <= last):
-                found.setdefault(name, project.dotted(ast.Name(name), at))
+                visible.setdefault(name, project.dotted(ast.Name(name), at))
         at = at.parent
-    return sorted(found.items(), key=lambda item: -len(item[1]))
+    return sorted(visible.items(), key=lambda item: -len(item[1]))
 
 
 def _line(node: ast.AST) -> int:

@@ -40,13 +40,13 @@ def names_of(project: Project) -> str:
 
 def backward_calls(project: Project) -> list[Place]:
     """Return the calls of `.backward()` that the script leads to, or all in the project if none is found."""
-    found = [
+    places = [
         Place(call, scope)
         for call, scope in project.calls
         if (isinstance(call.func, ast.Attribute) and call.func.attr == "backward")
         or project.called(call, scope) == "torch.autograd.backward"
     ]
-    return _led_to(project, found) or found
+    return _led_to(project, places) or places
 
 
 def _led_to(project: Project, places: list[Place]) -> list[Place]:
@@ -153,9 +153,9 @@ def _feeding(project: Project, place: Place, known: set[ast.Call]) -> list[Origi
         if isinstance(loop.node, ast.For | ast.AsyncFor):
             sources.append((loop.node.iter, loop.scope))
         sources += _next_calls(project, loop.node, loop.scope)
-        found = [item for value, scope in sources for item in origins(project, value, scope) if item.call in known]
-        if found:
-            return found
+        loaders = [item for value, scope in sources for item in origins(project, value, scope) if item.call in known]
+        if loaders:
+            return loaders
     return []
 
 
@@ -173,7 +173,7 @@ def _read_elsewhere(project: Project) -> set[ast.Call]:
 
 def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -> list[tuple[ast.expr, Scope]]:
     """Return the arguments of `next(...)` in a node and in functions called there, where gradients are enabled."""
-    scopes, found = scope.source.scopes, []
+    scopes, sources = scope.source.scopes, []
     for call in ast.walk(node):
         if not isinstance(call, ast.Call):
             continue
@@ -184,11 +184,11 @@ def _next_calls(project: Project, node: ast.AST, scope: Scope, depth: int = 0) -
             and call.args
             and not _no_gradients(project, call, inner)
         ):
-            found.append((call.args[0], inner))
+            sources.append((call.args[0], inner))
         callee = project.callee(call, inner)
         if isinstance(callee, FUNCTIONS) and depth < 2:
-            found += _next_calls(project, callee, project.home(callee).scopes.inner[callee], depth + 1)
-    return found
+            sources += _next_calls(project, callee, project.home(callee).scopes.inner[callee], depth + 1)
+    return sources
 
 
 def _no_gradients(project: Project, call: ast.Call, scope: Scope) -> bool:
@@ -226,17 +226,17 @@ def the_optimizer(project: Project) -> tuple[Place, str]:
     Raises:
         UnwritableError: There is no such call, or several.
     """
-    found = [(Place(call, scope), optimizer_name(project, call, scope)) for call, scope in project.calls]
-    found = [item for item in found if item[1]]
-    led_to = _led_to(project, [place for place, _ in found])
-    found = [item for item in found if item[0] in led_to] or found
-    if len(found) > 1:
+    candidates = [(Place(call, scope), optimizer_name(project, call, scope)) for call, scope in project.calls]
+    candidates = [item for item in candidates if item[1]]
+    led_to = _led_to(project, [place for place, _ in candidates])
+    candidates = [item for item in candidates if item[0] in led_to] or candidates
+    if len(candidates) > 1:
         stepped = _stepped(project)
-        found = [item for item in found if item[0].node in stepped] or found
-    if len(found) != 1:
-        places = f" ({', '.join(place.words for place, _ in found)})" if found else ""
-        raise UnwritableError(_how_many(len(found), "call of an optimizer of torch.optim", project) + places)
-    return found[0]
+        candidates = [item for item in candidates if item[0].node in stepped] or candidates
+    if len(candidates) != 1:
+        places = f" ({', '.join(place.words for place, _ in candidates)})" if candidates else ""
+        raise UnwritableError(_how_many(len(candidates), "call of an optimizer of torch.optim", project) + places)
+    return candidates[0]
 
 
 def _stepped(project: Project) -> set[ast.expr | ast.stmt]:

@@ -90,14 +90,14 @@ class _Trace:
             yield from self.of(part, inner)
 
     def _name(self, name: str, scope: Scope) -> Iterator[Origin]:
-        found = scope.lookup(name)
-        if found is None:
+        bound = scope.lookup(name)
+        if bound is None:
             return
-        home, binds = found
+        home, binds = bound
         for bind in binds:
             yield from self._bind(name, bind, home)
         for _, value, inner in home.source.scopes.items.get(name, []):
-            if inner.lookup(name) == found:
+            if inner.lookup(name) == bound:
                 yield from self.of(value, inner)
 
     def _bind(self, name: str, bind: Bind, home: Scope) -> Iterator[Origin]:
@@ -186,17 +186,17 @@ class _Trace:
             yield from self._name(node.attr, meaning.source.scopes.module)
             return
         kinds = self._classes(node.value, scope)
-        found = False
+        assigned = False
         for kind in kinds:
             for value, at, inner in assigned_attributes(self.project, kind, node.attr):
-                found = True
+                assigned = True
                 yield from self.of(value, inner) if at is None else self._unpacked(value, at, inner)
             for item in kind.body:  # a property, or a method without its call
                 if isinstance(item, FUNCTIONS) and item.name == node.attr:
-                    found = True
+                    assigned = True
                     for returned, inner in self._returns(item):
                         yield from self.of(returned, inner)
-        if not found and (node.attr == "module" or not kinds):  # the object inside a wrapper
+        if not assigned and (node.attr == "module" or not kinds):  # the object inside a wrapper
             yield from self.of(node.value, scope)
 
     def _classes(self, expression: ast.expr, scope: Scope) -> list[ast.ClassDef]:
@@ -204,8 +204,8 @@ class _Trace:
         owner = scope.owner
         if isinstance(expression, ast.Name) and expression.id in ("self", "cls") and owner is not None:
             return [owner[0]]
-        found = _Trace(self.project, self._steps, self._seen).found(expression, scope)
-        callees = [self.project.callee(item.call, item.scope) for item in found]
+        created = _Trace(self.project, self._steps, self._seen).found(expression, scope)
+        callees = [self.project.callee(item.call, item.scope) for item in created]
         return [item for item in dict.fromkeys(callees) if isinstance(item, ast.ClassDef)]
 
     def _item(self, node: ast.Subscript, scope: Scope) -> Iterator[Origin]:

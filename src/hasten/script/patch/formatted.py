@@ -52,8 +52,8 @@ class Formatted:
         """Return the positions of all libcst nodes in a top-level statement."""
         if top not in self._places:
             module = self.module.with_changes(header=[], footer=[], body=[top])
-            found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-            self._places[top] = dict(found)
+            positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+            self._places[top] = dict(positions)
         return self._places[top]
 
     def expression(self, node: ast.expr) -> cst.BaseExpression:
@@ -64,30 +64,30 @@ class Formatted:
             (node.lineno - shift, self.source.column(node.lineno, node.col_offset)),
             (end_line - shift, self.source.column(end_line, end)),
         )
-        for found, place in places.items():
-            if isinstance(found, cst.BaseExpression) and place == wanted:
-                return found
+        for candidate, place in places.items():
+            if isinstance(candidate, cst.BaseExpression) and place == wanted:
+                return candidate
         raise UnwritableError(f"{self.source.line_of(node)} is written in an unsupported form")
 
     def lines(self, statement: ast.stmt) -> cst.BaseStatement:
         """Return the libcst node of a statement. Raises UnwritableError if it shares its line with others."""
         shift, places = self._shifted(statement)
         start = CodePosition(statement.lineno - shift, self.source.column(statement.lineno, statement.col_offset))
-        for found, place in places.items():
-            if place.start == start and isinstance(found, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-                if isinstance(found, cst.SimpleStatementLine) and len(found.body) > 1:
+        for candidate, place in places.items():
+            if place.start == start and isinstance(candidate, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+                if isinstance(candidate, cst.SimpleStatementLine) and len(candidate.body) > 1:
                     break
-                return found
+                return candidate
         raise UnwritableError(f"{self.source.line_of(statement)} contains several statements in one line")
 
     def long_strings(self, statement: ast.stmt) -> Iterator[tuple[cst.FormattedString, str]]:
         """Yield the multi-line f-strings of the top-level statement around a statement, with the text in their quotes."""
         shift, places = self._shifted(statement)
-        for found, place in places.items():
-            if isinstance(found, cst.FormattedString) and place.start.line != place.end.line:
+        for candidate, place in places.items():
+            if isinstance(candidate, cst.FormattedString) and place.start.line != place.end.line:
                 rows = self.source.rows[place.start.line + shift - 1 : place.end.line + shift]
                 text = "\n".join([*rows[:-1], rows[-1][: place.end.column]])[place.start.column :]
-                yield found, text.removeprefix(found.start).removesuffix(found.end)
+                yield candidate, text.removeprefix(candidate.start).removesuffix(candidate.end)
 
     def _shifted(self, node: ast.AST) -> tuple[int, dict[cst.CSTNode, CodeRange]]:
         """Return the number of lines above a node's top-level statement, and the positions of the nodes in it."""

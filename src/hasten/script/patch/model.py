@@ -63,21 +63,21 @@ def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> 
     """Return the expressions whose `.parameters()` a value contains."""
     if depth > MAX_DEPTH:
         return []
-    found = _owners_in(value, scope)
-    if found:
-        return found
+    owners = _owners_in(value, scope)
+    if owners:
+        return owners
     scopes = scope.source.scopes
     for node in ast.walk(value):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             known = scopes.of.get(node, scope).lookup(node.id)
             for bind in known[1] if known else ():
                 if bind.kind in ("value", "element") and bind.value is not None and known is not None:
-                    found += _owners(project, bind.value, known[0], depth + 1)
+                    owners += _owners(project, bind.value, known[0], depth + 1)
         elif isinstance(node, ast.Call):
             callee = project.callee(node, scopes.of.get(node, scope))
             if isinstance(callee, FUNCTIONS):
-                found += _owners_in(callee, project.home(callee).scopes.inner[callee])
-    return found
+                owners += _owners_in(callee, project.home(callee).scopes.inner[callee])
+    return owners
 
 
 def _owners_in(node: ast.AST, scope: Scope) -> list[Place]:
@@ -128,10 +128,10 @@ class _Homes:
             return None
         if node.id == "self" and scope.owner is not None:
             return self._instance(scope, scope.owner[0], depth)
-        found = scope.lookup(node.id)
-        if found is None:
+        bound = scope.lookup(node.id)
+        if bound is None:
             return None
-        home, binds = found
+        home, binds = bound
         if any(bind.kind == "param" for bind in binds):
             return self._parameter(node, home, binds, depth)
         if binds[0].kind == "import":
@@ -181,14 +181,14 @@ class _Homes:
         known = before.node.lineno if before.scope.source is source and before.scope.function is scope.function else 0
         early = [item for item in statements if limit is None or item.lineno < limit or item is first]
         tops = _tops(scope, early)
-        kept = [
+        chosen = [
             top
             for item, top in zip(early, tops, strict=True)
             if top is tops[0] or item.lineno < known or _mentions(item, text)  # later assignments are other models
         ]
-        kept.sort(key=lambda item: item.lineno)
+        chosen.sort(key=lambda item: item.lineno)
         made = () if isinstance(owner.node, ast.stmt) else tuple(origins(self.project, owner.node, owner.scope))
-        return Model(text, made, Place(kept[0], scope), Place(kept[-1], scope), before)
+        return Model(text, made, Place(chosen[0], scope), Place(chosen[-1], scope), before)
 
 
 def _mentions(statement: ast.stmt, text: str) -> bool:

@@ -63,12 +63,12 @@ class Project:
     @cached_property
     def calls(self) -> list[tuple[ast.Call, Scope]]:
         """All calls in the project, ordered by file and position."""
-        found = []
+        ordered = []
         for source in self.sources.values():
             nodes = source.scopes.of
             calls = [(node, scope) for node, scope in nodes.items() if isinstance(node, ast.Call)]
-            found += sorted(calls, key=lambda item: (item[0].lineno, item[0].col_offset))
-        return found
+            ordered += sorted(calls, key=lambda item: (item[0].lineno, item[0].col_offset))
+        return ordered
 
     def calls_of(self, *dotted: str) -> list[tuple[ast.Call, Scope]]:
         """Return the calls of external functions or classes with these full names."""
@@ -121,13 +121,13 @@ class Project:
         }
 
     def _name(self, name: str, scope: Scope, depth: int) -> Meaning | None:
-        found = scope.lookup(name)
-        if found is None:
+        bound = scope.lookup(name)
+        if bound is None:
             return self._star(name, scope.module, depth)
-        key = (found[0], name)
+        key = (bound[0], name)
         if key not in self._names:
             self._names[key] = None  # ends the recursion for a name that its own definition uses
-            meanings = {self._bound(bind, found[0], depth) for bind in found[1]}
+            meanings = {self._bound(bind, bound[0], depth) for bind in bound[1]}
             self._names[key] = meanings.pop() if len(meanings) == 1 else None  # with several meanings, it is unknown
         return self._names[key]
 
@@ -154,22 +154,22 @@ class Project:
     def _member(self, source: Source, name: str, depth: int) -> Meaning | None:
         if depth > MAX_DEPTH:
             return None
-        found = self._name(name, source.scopes.module, depth)
-        if found is None and source.path.name == "__init__.py":
+        meaning = self._name(name, source.scopes.module, depth)
+        if meaning is None and source.path.name == "__init__.py":
             inner = self.sources.get(source.path.parent / f"{name}.py")
             return None if inner is None else Meaning(source=inner)
-        return found
+        return meaning
 
     def _star(self, name: str, scope: Scope, depth: int) -> Meaning | None:
         for module, level in scope.stars:
             inner = self.find(scope.source, module, level)
             if inner is not None and depth <= MAX_DEPTH:
-                found = self._member(inner, name, depth + 1)
+                meaning = self._member(inner, name, depth + 1)
             else:
                 torch_has_it = module.partition(".")[0] == "torch" and hasattr(import_module(module), name)
-                found = Meaning(f"{module}.{name}") if torch_has_it else None
-            if found is not None:
-                return found
+                meaning = Meaning(f"{module}.{name}") if torch_has_it else None
+            if meaning is not None:
+                return meaning
         return None
 
     def _method(self, kind: ast.ClassDef, source: Source, name: str, depth: int) -> Meaning | None:
@@ -177,9 +177,9 @@ class Project:
             if isinstance(item, FUNCTIONS) and item.name == name:
                 return Meaning(node=item)
         for base in kind.bases:
-            found = self.meaning(base, self.scope(kind, source), depth + 1)
-            if found is not None and isinstance(found.node, ast.ClassDef) and depth <= MAX_DEPTH:
-                method = self._method(found.node, self.home(found.node), name, depth + 1)
+            meaning = self.meaning(base, self.scope(kind, source), depth + 1)
+            if meaning is not None and isinstance(meaning.node, ast.ClassDef) and depth <= MAX_DEPTH:
+                method = self._method(meaning.node, self.home(meaning.node), name, depth + 1)
                 if method is not None:
                     return method
         return None
@@ -188,12 +188,12 @@ class Project:
         """Return whether a class of the project derives from torch.nn.Module, as far as can be seen."""
         scope = self.scope(kind, self.home(kind))
         for base in kind.bases:
-            found = self.meaning(base, scope)
-            if found is None or depth > MAX_DEPTH:
+            meaning = self.meaning(base, scope)
+            if meaning is None or depth > MAX_DEPTH:
                 continue
-            if found.dotted.startswith("torch.nn.") or found.dotted.rpartition(".")[2] in MODULES_ELSEWHERE:
+            if meaning.dotted.startswith("torch.nn.") or meaning.dotted.rpartition(".")[2] in MODULES_ELSEWHERE:
                 return True
-            if isinstance(found.node, ast.ClassDef) and self.is_module_class(found.node, depth + 1):
+            if isinstance(meaning.node, ast.ClassDef) and self.is_module_class(meaning.node, depth + 1):
                 return True
         return False
 
@@ -209,23 +209,23 @@ class Project:
 
     @cached_property
     def _callers(self) -> dict[ast.AST, list[tuple[ast.Call, Scope]]]:
-        found: dict[ast.AST, list[tuple[ast.Call, Scope]]] = {}
+        callers: dict[ast.AST, list[tuple[ast.Call, Scope]]] = {}
         for call, scope in self.calls:
             node = self.callee(call, scope)
             if node is not None:
-                found.setdefault(node, []).append((call, scope))
-        return found
+                callers.setdefault(node, []).append((call, scope))
+        return callers
 
     @cached_property
     def _methods(self) -> dict[str, list[Function]]:
-        found: dict[str, list[Function]] = {}
+        methods: dict[str, list[Function]] = {}
         for source in self.sources.values():
             for node in source.scopes.of:
                 if isinstance(node, ast.ClassDef):
                     for item in node.body:
                         if isinstance(item, FUNCTIONS):
-                            found.setdefault(item.name, []).append(item)
-        return found
+                            methods.setdefault(item.name, []).append(item)
+        return methods
 
     def _method_by_name(self, call: ast.Call) -> Function | None:
         """Return the method that `trainer.fit(...)` calls, if exactly one class defines it and torch modules do not."""
@@ -283,7 +283,7 @@ def follow(script: Path) -> tuple[dict[Path, Source], dict[Path, str]]:
             continue
         try:
             source = Source(path, read_text(path))
-            imported = [found for found in _imported_files(source, bases) if found.is_file()]
+            imported = [file for file in _imported_files(source, bases) if file.is_file()]
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
             refused[path] = f"{path.name} cannot be read as Python in UTF-8: {error}"
             continue

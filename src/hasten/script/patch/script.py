@@ -66,10 +66,10 @@ class _Call:
 
     def set(self, values: Mapping[str, str], where_given: Mapping[str, str] | None = None) -> str:
         wanted = {**values, **{name: value for name, value in (where_given or {}).items() if name in self.given}}
-        words = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
-        if not words:
+        changed = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
+        if not changed:
             raise NothingToWriteError(f"the {self._role} already has this setting ({self.place})")
-        return f"{', '.join(words)} at {self.place}"
+        return f"{', '.join(changed)} at {self.place}"
 
     def remove(self, name: str) -> None:
         self._changes.remove_argument(self._call, self._scope.source, self._arguments()[name])
@@ -223,12 +223,12 @@ class _Script:
         return [(scope.source.line_of(value), scope.source.segment(value)) for value, scope in self._assigned(name)]
 
     def _assigned(self, name: str) -> list[tuple[ast.expr, Scope]]:
-        found = []
+        assigned = []
         for source in self._project.sources.values():
             for target, bind, scope in source.scopes.attributes.get(name.rpartition(".")[2], []):
                 if bind.value is not None and self._project.dotted(target, scope) == name:
-                    found.append((bind.value, scope))
-        return found
+                    assigned.append((bind.value, scope))
+        return assigned
 
     def loader(self) -> _Call:
         place = training_loader(self._project)
@@ -254,14 +254,14 @@ class _Script:
         return [_Loop(self._changes, loop) for loop in training_loops(self._project)]
 
     def copies_to_device(self) -> list[_Call]:
-        found: dict[ast.Call, Scope] = {}
+        copies: dict[ast.Call, Scope] = {}
         for place in backward_calls(self._project):
             for loop in list(loops_around(self._project, place))[:1]:
                 scopes = loop.scope.source.scopes
                 for node in ast.walk(loop.node):
                     if isinstance(node, ast.Call) and _copies(node) and not self._project.defines_method(_method(node)):
-                        found[node] = scopes.of[node]
-        return [_Call(self._changes, call, scope) for call, scope in found.items()]
+                        copies[node] = scopes.of[node]
+        return [_Call(self._changes, call, scope) for call, scope in copies.items()]
 
     def trains_on_import(self) -> str:
         for place in backward_calls(self._project):
@@ -288,19 +288,19 @@ class _Script:
         return self._at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
 
     def assign_once(self, values: Mapping[str, str]) -> str:
-        words, lines = [], []
+        changed, lines = [], []
         for name, value in values.items():
             known = self._assigned(name)
             if len(known) > 1:
                 raise UnwritableError(f"{name} is set in more than one place")
             if known:
-                words.append(self._replaced(*known[0], value, name))
+                changed.append(self._replaced(*known[0], value, name))
             else:
                 lines.append((name, value))
         if lines:
             said = ", ".join(f"{name} = {value}" for name, value in lines)
-            words.append(self._at_the_start(*(f"{{{name}}} = {value}" for name, value in lines), said=said))
-        return ", ".join(words)
+            changed.append(self._at_the_start(*(f"{{{name}}} = {value}" for name, value in lines), said=said))
+        return ", ".join(changed)
 
     def _at_the_start(self, *lines: str, said: str) -> str:
         script = self._project.script

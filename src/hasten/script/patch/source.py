@@ -292,8 +292,8 @@ class _Reader:
             scope.elsewhere.update(dict.fromkeys(node.names, scope.module))
         elif isinstance(node, ast.Nonlocal):
             for name in node.names:
-                found = scope.parent.lookup(name) if scope.parent else None
-                scope.elsewhere[name] = found[0] if found else scope
+                bound = scope.parent.lookup(name) if scope.parent else None
+                scope.elsewhere[name] = bound[0] if bound else scope
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             scope.add(node.name, Bind("other", node))
         for target, kind, value in _assignments(node):

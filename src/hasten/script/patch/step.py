@@ -48,9 +48,9 @@ def forward_step(project: Project) -> Step:
     """
     places = backward_calls(project)
     if len(places) != 1:
-        seen = f" ({', '.join(place.words for place in places)})" if places else ""
+        listed = f" ({', '.join(place.words for place in places)})" if places else ""
         number = "more than one call" if places else "no call"
-        raise UnwritableError(f"{number} of .backward() was found in {names_of(project)}{seen}")
+        raise UnwritableError(f"{number} of .backward() was found in {names_of(project)}{listed}")
     place = places[0]
     call = place.node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
@@ -88,9 +88,9 @@ class _Search:
         at: ast.AST = statement
         while not isinstance(at, (*FUNCTIONS, ast.ClassDef, ast.Module)):
             if isinstance(at, ast.stmt):
-                found = self._in_block(place.scope, at, needed, loss if computes and at is statement else None)
-                if found is not None:
-                    return found
+                step = self._in_block(place.scope, at, needed, loss if computes and at is statement else None)
+                if step is not None:
+                    return step
                 if inline is not None and at is statement:
                     return Step(place.scope, (statement,), statement, inline, self._direct((inline,), place.scope))
                 if isinstance(at, ast.For | ast.AsyncFor):

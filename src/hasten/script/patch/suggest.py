@@ -85,14 +85,14 @@ def suggest(plan: Plan, script: Path) -> Patch:
 def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], str]:
     """Return the files that one optimization changes, and a description. May raise UnwritableError."""
     changes = Changes(project)
-    words = item.write_patch(script_edits(changes))
+    description = item.write_patch(script_edits(changes))
     changed = {}
     for source, text in changes.texts().items():
         try:
             changed[source.path] = Source(source.path, text, source)
         except SyntaxError as error:
             raise UnwritableError(f"{source.path.name} would no longer be valid Python: {error}") from error
-    return changed, words
+    return changed, description
 
 
 def _only_environment(item: Optimization) -> bool:

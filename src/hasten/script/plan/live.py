@@ -73,9 +73,9 @@ def main_module(called: Mapping[int, nn.Module], optimizer: Optimizer) -> nn.Mod
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     best, most = None, 0
     for module in called.values():
-        held = sum(parameter.numel() for parameter in module.parameters() if id(parameter) in trained)
-        if held > most:
-            best, most = module, held
+        count = sum(parameter.numel() for parameter in module.parameters() if id(parameter) in trained)
+        if count > most:
+            best, most = module, count
     return best
 
 

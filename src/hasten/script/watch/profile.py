@@ -148,12 +148,12 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
     def gain(saved_s: float) -> float:
         return whole_s / max(whole_s - max(saved_s, 0.0), 1e-9)
 
-    found = {name: gain(seconds[name] / steps) for name in ("validation", "checkpoint")}
+    gains = {name: gain(seconds[name] / steps) for name in ("validation", "checkpoint")}
     runs = (("input", replay, ("data",)), ("logging", silent, ("logging",)), ("padding", cut, ("forward", "backward")))
     for name, other, phases in runs:
         if other is None or not other["seconds"]:
             if name == "input":
-                found[name] = gain(sum(seconds[phase] for phase in phases) / steps)
+                gains[name] = gain(sum(seconds[phase] for phase in phases) / steps)
             continue
         saved_s, most_s = core_s - update_s(other), sum(seconds[phase] for phase in phases) / steps
         bounded = real["device"] == "cpu"
@@ -162,10 +162,10 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
             saved_s += left["data"] / left_steps
             waits = (real["fetch_wait_frac"] or 0.0) > MOSTLY_WAITING
             bounded = bounded and not waits and not real.get("has_workers", False)
-        found[name] = gain(min(saved_s, most_s) if bounded else saved_s)
+        gains[name] = gain(min(saved_s, most_s) if bounded else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
-    found["compute"] = gain(whole_s - max(around_s, 1e-6))
-    return found
+    gains["compute"] = gain(whole_s - max(around_s, 1e-6))
+    return gains
 
 
 def wants_silence(real: Found) -> bool:
@@ -211,8 +211,8 @@ def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str
         ran: The ceilings that were measured by a separate run.
     """
     measured = {name: gain for name, gain in gains.items() if name in ran}
-    found = diagnose(phases, measured, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
-    name, share, sentences = found.name, found.share, list(found.sentences)
+    diagnosis = diagnose(phases, measured, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
+    name, share, sentences = diagnosis.name, diagnosis.share, list(diagnosis.sentences)
     places = CAUSES.get(name, ())
     line = next((line for line in where(real, places) if line["what"] in places), None)
     if line is not None and name is Bottleneck.PADDING:

@@ -105,8 +105,8 @@ class Session:
         self._kept = True
         more = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
         more["memory_limit_bytes"] = memory_limit()
-        found = report(self.recorder, ended=ended, **more)
-        write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(found))
+        observations = report(self.recorder, ended=ended, **more)
+        write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(observations))
 
 
 def device_in_use() -> str:
