@@ -137,8 +137,8 @@ def techniques_table(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{techniques_words(result)}. On {result['machine']}. Repeat it: `{result['command']}`.",
         "",
-        "| technique | settings | job | speed | peak memory | outcome |",
-        "|---|---|---|---|---|---|",
+        "| technique | job | speed | peak memory | outcome |",
+        "|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         seen, memory = row["comparison"], row["memory"] or {}
@@ -147,7 +147,7 @@ def techniques_table(result: dict[str, Any]) -> list[str]:
         measured = row["outcome"] == "measured"
         speed = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if measured else "-"
         outcome = f"{row['verdict']}{compared_words(row)}" if measured else f"{row['outcome']}: {row['reason']}"
-        chosen = ", ".join(f"{name}={value}" for name, value in row["settings"].items()) or "-"
-        cells = [f"`{row['technique']}`", chosen, row["job_words"], speed, told, outcome]
+        chosen = "".join(f"<br>{name}={value}" for name, value in row["settings"].items())
+        cells = [f"`{row['technique']}`{chosen}", row["job_words"], speed, told, outcome]
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
     return [*lines, ""]

@@ -1,4 +1,4 @@
-"""The same training with Accelerate, watched by one line around the loop: `with hasten.attach()`.
+"""The same training with Accelerate, watched by one line around the loop.
 
 `hasten profile` and `hasten tune` need no such line; they take any script as it is.
 """
@@ -17,9 +17,13 @@ epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
 accelerator = Accelerator(cpu=True)
 model = make_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(Tones(4096), batch_size=32, shuffle=True))
+model, optimizer, loader = accelerator.prepare(
+    model, optimizer, DataLoader(Tones(4096), batch_size=32, shuffle=True)
+)
 
-with hasten.attach() as watched:  # hasten.attach(plan="hasten.toml") trains under a plan
+with (
+    hasten.attach() as watched
+):  # hasten.attach(plan="hasten.toml") trains under a plan
     for _ in range(epochs):
         for recordings, labels in loader:
             optimizer.zero_grad()

@@ -1,6 +1,7 @@
-"""The same training with Lightning. `hasten profile` and `hasten tune` take this file as it is.
+"""The same training with Lightning.
 
-The callback is another way, for a Trainer of your own: it watches the training from inside.
+`hasten profile` and `hasten tune` take this file as it is. The callback is another way:
+it watches the training from inside.
 """
 
 import sys

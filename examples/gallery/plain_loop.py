@@ -28,5 +28,8 @@ for epoch in range(epochs):
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        right = sum((model(recordings).argmax(1) == labels).sum().item() for recordings, labels in valid_loader)
-    print(f"epoch {epoch}: loss {loss.item():.3f}, {right / 512:.1%} of the held-out recordings right")
+        right = sum(
+            (model(recordings).argmax(1) == labels).sum().item()
+            for recordings, labels in valid_loader
+        )
+    print(f"epoch {epoch}: loss {loss.item():.3f}, held-out accuracy {right / 512:.1%}")

@@ -1,7 +1,8 @@
-"""The data and the model that the examples of this folder train: which tone does a short recording hold?
+"""Data and model of the examples in this folder: find the tone in a recording.
 
-The recordings are made up, and stored as telephone systems store sound: one byte a value, compressed by the mu-law. They are
-decoded one value at a time, each time that a recording is read. That is slow, and a common mistake.
+Recordings are random. They are stored as telephone systems store sound: one byte for
+each value, compressed by the mu-law. Each read decodes a recording in Python, value by
+value. That is slow, and a common mistake.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Tones(Dataset[tuple[torch.Tensor, int]]):
         wave = torch.sin(2 * math.pi * (pitch * time + start)) * 0.2
         noisy = (wave + 0.3 * torch.randn(wave.shape, generator=generator)).clamp(-1, 1)
         compressed = noisy.sign() * torch.log1p(MU * noisy.abs()) / math.log1p(MU)
-        self.recordings = [row.tobytes() for row in ((compressed + 1) * 127.5).round().to(torch.uint8).numpy()]
+        stored = ((compressed + 1) * 127.5).round().to(torch.uint8)
+        self.recordings = [row.tobytes() for row in stored.numpy()]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,8 +47,13 @@ class Tones(Dataset[tuple[torch.Tensor, int]]):
 
 
 def make_model() -> nn.Module:
-    """Make a small convolutional network: recordings [batch, 1, NUM_VALUES] to scores [batch, NUM_TONES]."""
+    """Map recordings [batch, 1, NUM_VALUES] to scores [batch, NUM_TONES]."""
     return nn.Sequential(
-        nn.Conv1d(1, 32, 64, stride=8), nn.ReLU(), nn.Conv1d(32, 64, 8, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(256, NUM_TONES),
-    )  # fmt: skip
+        nn.Conv1d(1, 32, 64, stride=8),
+        nn.ReLU(),
+        nn.Conv1d(32, 64, 8, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(4),
+        nn.Flatten(),
+        nn.Linear(256, NUM_TONES),
+    )

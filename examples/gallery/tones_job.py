@@ -1,4 +1,6 @@
-"""The same training as a job. A job says more than a script, so that more techniques can be tried and proved.
+"""The same training as a job, which says more than a script.
+
+So more techniques can be tried, and proved on held-out data.
 
 hasten tune tones_job.py:TonesJob --budget 3m
 hasten tune tones_job.py:TonesJob --budget 3m --ranks 2
@@ -22,7 +24,9 @@ class TonesJob(hasten.Job):
 
     batch_size = 32
     epochs = 10
-    quality = hasten.Quality(metric="accuracy", direction="max", margin=0.02)  # what "not worse" means
+    quality = hasten.Quality(
+        metric="accuracy", direction="max", margin=0.02
+    )  # what "not worse" means
 
     def model(self) -> nn.Module:
         """Make the model."""
@@ -36,8 +40,10 @@ class TonesJob(hasten.Job):
         """Make the held-out recordings."""
         return Tones(512, seed=1)
 
-    def deterministic_transform(self, sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
-        """Do nothing; written down, it promises that reading a sample always gives the same, so that it may be cached."""
+    def deterministic_transform(
+        self, sample: tuple[torch.Tensor, int]
+    ) -> tuple[torch.Tensor, int]:
+        """Promise that a sample is always the same, so that it may be cached."""
         return sample
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -52,4 +58,8 @@ class TonesJob(hasten.Job):
     def metric(self, model: nn.Module, batch: Batch) -> dict[str, hasten.Mean]:
         """Count the recordings whose tone is found."""
         recordings, labels = batch
-        return {"accuracy": hasten.Mean((model(recordings).argmax(1) == labels).sum(), len(labels))}
+        return {
+            "accuracy": hasten.Mean(
+                (model(recordings).argmax(1) == labels).sum(), len(labels)
+            )
+        }

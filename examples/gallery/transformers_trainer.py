@@ -1,6 +1,7 @@
-"""The same training with the Trainer of Transformers. `hasten profile` and `hasten tune` take this file as it is.
+"""The same training with the Trainer of Transformers.
 
-The callback is another way, for a Trainer of your own: it watches the training from inside.
+`hasten profile` and `hasten tune` take this file as it is. The callback is another way:
+it watches the training from inside.
 """
 
 import sys
@@ -23,7 +24,9 @@ class ToneClassifier(nn.Module):
         super().__init__()
         self.model = make_model()
 
-    def forward(self, recordings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, recordings: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         """Return the loss and the scores of a batch."""
         scores = self.model(recordings)
         return {"loss": F.cross_entropy(scores, labels), "logits": scores}
@@ -39,10 +42,21 @@ updates = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 watch = HastenCallback()  # HastenCallback(plan="hasten.toml") trains under a plan
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
-        folder, max_steps=updates, per_device_train_batch_size=32, learning_rate=1e-3, use_cpu=True, save_strategy="no",
-        report_to="none", disable_tqdm=True, remove_unused_columns=False,
-    )  # fmt: skip
+        folder,
+        max_steps=updates,
+        per_device_train_batch_size=32,
+        learning_rate=1e-3,
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
     Trainer(
-        model=ToneClassifier(), args=arguments, train_dataset=Tones(4096), data_collator=collate, callbacks=[watch]
+        model=ToneClassifier(),
+        args=arguments,
+        train_dataset=Tones(4096),
+        data_collator=collate,
+        callbacks=[watch],
     ).train()
 print(watch.summary())

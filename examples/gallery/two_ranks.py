@@ -2,7 +2,8 @@
 
     hasten profile -m torch.distributed.run -- --nproc-per-node 2 two_ranks.py
 
-Such a script can be profiled, and run under a plan; to tune with several ranks, write a `hasten.Job` (tones_job.py).
+Such a script can be profiled, and run under a plan. To tune with several ranks, write a
+`hasten.Job` (tones_job.py).
 """
 
 import os
