@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs clean help
+.PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -66,6 +66,9 @@ docs: setup  ## write the tables of README.md, and build the documentation site 
 	.ci/install -e '.[docs]'
 	$(BIN)/python -m benchmarks.tables
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-version: docs  ## keep the site of a release on the branch gh-pages: make docs-version VERSION=0.1
+	PATH="$(CURDIR)/$(BIN):$$PATH" HASTEN_DOCS_OFFLINE=false NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases "$(VERSION)" latest
 
 clean:  ## remove what the other verbs made, but for .venv and benchmarks/results
 	rm -rf site dist hasten-out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -118,4 +118,5 @@ def test_a_loop_of_accelerate_is_watched() -> None:
 @pytest.mark.long
 def test_two_ranks_train() -> None:
     out = run_example(["-m", "torch.distributed.run", "--nproc-per-node", "2", "two_ranks.py", "1"])
-    assert {"rank 0, epoch 0", "rank 1, epoch 0"} <= {line.split(":")[0] for line in out.splitlines()}
+    assert "rank 0, epoch 0" in out
+    assert "rank 1, epoch 0" in out
