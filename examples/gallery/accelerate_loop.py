@@ -18,7 +18,7 @@ accelerator = Accelerator(cpu=True)
 model = make_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 model, optimizer, loader = accelerator.prepare(
-    model, optimizer, DataLoader(Tones(4096), batch_size=32, shuffle=True)
+    model, optimizer, DataLoader(Tones(8192), batch_size=32, shuffle=True)
 )
 
 with (

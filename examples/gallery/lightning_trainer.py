@@ -42,5 +42,5 @@ trainer = lightning.Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
 )
-trainer.fit(ToneClassifier(), DataLoader(Tones(4096), batch_size=32, shuffle=True))
+trainer.fit(ToneClassifier(), DataLoader(Tones(8192), batch_size=32, shuffle=True))
 print(watch.summary())

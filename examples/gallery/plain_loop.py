@@ -12,11 +12,11 @@ from tones import Tones, make_model
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.utils.data import DataLoader
 
-epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 torch.manual_seed(0)
 model = make_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-train_loader = DataLoader(Tones(4096), batch_size=32, shuffle=True)
+train_loader = DataLoader(Tones(8192), batch_size=32, shuffle=True)
 valid_loader = DataLoader(Tones(512, seed=1), batch_size=32)
 
 for epoch in range(epochs):

@@ -49,11 +49,11 @@ class Tones(Dataset[tuple[torch.Tensor, int]]):
 def make_model() -> nn.Module:
     """Map recordings [batch, 1, NUM_VALUES] to scores [batch, NUM_TONES]."""
     return nn.Sequential(
-        nn.Conv1d(1, 32, 64, stride=8),
+        nn.Conv1d(1, 16, 64, stride=16),
         nn.ReLU(),
-        nn.Conv1d(32, 64, 8, stride=2),
+        nn.Conv1d(16, 32, 8, stride=2),
         nn.ReLU(),
         nn.AdaptiveAvgPool1d(4),
         nn.Flatten(),
-        nn.Linear(256, NUM_TONES),
+        nn.Linear(128, NUM_TONES),
     )

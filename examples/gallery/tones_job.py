@@ -34,7 +34,7 @@ class TonesJob(hasten.Job):
 
     def train_data(self) -> Tones:
         """Make the recordings to learn from."""
-        return Tones(4096)
+        return Tones(8192)
 
     def valid_data(self) -> Tones:
         """Make the held-out recordings."""

@@ -55,7 +55,7 @@ with tempfile.TemporaryDirectory() as folder:
     Trainer(
         model=ToneClassifier(),
         args=arguments,
-        train_dataset=Tones(4096),
+        train_dataset=Tones(8192),
         data_collator=collate,
         callbacks=[watch],
     ).train()

@@ -21,7 +21,7 @@ distributed.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(make_model())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-data = Tones(4096)
+data = Tones(8192)
 sampler: DistributedSampler[tuple[torch.Tensor, int]] = DistributedSampler(data)
 loader = DataLoader(data, batch_size=16, sampler=sampler)
 
