@@ -17,26 +17,24 @@ All commands with their arguments and options, generated from the program when t
 
 def page() -> str:
     """Return the page as Markdown: an overview, then a section for each command."""
-    top = typer.main.get_command(app)
-    sections = list(_sections(top, "hasten"))
-    rows = [f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(command.help))} |" for name, command in sections]
+    sections = list(_contexts(typer.main.get_command(app), "hasten", None))
+    rows = [f"| [`{name}`](#{_anchor(name)}) | {_cell(_first(context.command.help))} |" for name, context in sections]
     overview = ["| command | what it does |", "|---|---|", *rows]
-    context = typer.Context(top, info_name="hasten", **top.context_settings)
-    parts = ["\n".join(overview), *(_section(command, name, context) for name, command in sections)]
-    return "\n\n".join([INTRODUCTION, *parts]) + "\n"
+    return "\n\n".join([INTRODUCTION, "\n".join(overview), *(_section(name, context) for name, context in sections)]) + "\n"
 
 
-def _sections(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _contexts(command: Any, name: str, parent: typer.Context | None) -> Iterator[tuple[str, typer.Context]]:
     """Yield the commands that do something, by their full name."""
-    children = getattr(command, "commands", {})
-    if not children or name == "hasten":
-        yield name, command
-    for child, below in children.items():
-        yield from _sections(below, f"{name} {child}")
+    context = typer.Context(command, info_name=name, parent=parent, **command.context_settings)
+    children = command.list_commands(context) if hasattr(command, "list_commands") else []
+    if not children or parent is None:
+        yield name, context
+    for child in children:
+        yield from _contexts(command.get_command(context, child), f"{name} {child}", context)
 
 
-def _section(command: Any, name: str, parent: typer.Context) -> str:
-    context = typer.Context(command, info_name=name, parent=parent)
+def _section(name: str, context: typer.Context) -> str:
+    command: Any = context.command
     usage = f"{name} {' '.join(command.collect_usage_pieces(context))}"
     lines = [f"## `{name}` {{ #{_anchor(name)} }}", "", _escaped(command.help), "", "```text", usage, "```", ""]
     for kind in ("argument", "option"):
@@ -46,9 +44,9 @@ def _section(command: Any, name: str, parent: typer.Context) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _first(words: str) -> str:
+def _first(words: str | None) -> str:
     """Return the first paragraph."""
-    return words.partition("\n\n")[0]
+    return (words or "").partition("\n\n")[0]
 
 
 def _anchor(name: str) -> str:
