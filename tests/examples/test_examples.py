@@ -26,6 +26,7 @@ JOBS = {
     "SlowReaderJob": "diagnosis/slow_reader.py",
     "TightJob": "diagnosis/tight.py",
     "TinyJob": "diagnosis/tiny.py",
+    "TonesJob": "gallery/tones_job.py",
 }
 NEEDS = {"DigitsJob": ("sklearn", "scipy")}
 NUM_SAMPLES = 3
@@ -42,7 +43,9 @@ def load_module(name: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str((EXAMPLES / JOBS[name]).parent))  # a job may import its neighbours
+            spec.loader.exec_module(module)
         sys.modules[module_name] = module
     return sys.modules[module_name]
 
