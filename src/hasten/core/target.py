@@ -44,7 +44,7 @@ def load_job(target: str) -> Job:
 def jobs_in(path: Path) -> list[str]:
     """Return the names of the jobs that a file defines, found in its source: classes derived from `Job`.
 
-    Empty if the file trains by itself (it calls `backward`), or cannot be parsed.
+    Empty if the file runs its own training loop (it calls `backward`), or cannot be parsed.
     """
     try:
         tree = ast.parse(path.read_bytes())
