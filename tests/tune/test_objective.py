@@ -50,7 +50,7 @@ def test_an_invalid_objective_is_refused(wanted: dict[str, Any], message: str) -
 def test_a_limit_for_another_objective_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["tune", write_job(tmp_path), "--out", str(tmp_path / "out"), "--max-slowdown", "1.2"])
     assert isinstance(found.exception, HastenError)
-    assert "belongs to --objective memory" in str(found.exception)
+    assert "applies to --objective memory" in str(found.exception)
     assert not (tmp_path / "out").exists()
 
 

@@ -220,7 +220,7 @@ def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.Mon
     written: dict[str, Any] = {}
 
     def record(name: str, result: dict[str, Any], command: str) -> Path:
-        written.update(result, command=command)
+        written.update(result, command=command, machine="a machine")
         return tmp_path / f"{name}.json"
 
     monkeypatch.setattr(kept_rows, "ROOT", tmp_path)
