@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.pruning_techniques import section
 from benchmarks.record import ROOT
-from benchmarks.technique_table import ELSEWHERE, NOT_HERE
+from benchmarks.technique_table import ELSEWHERE, NOT_HERE, words_of
 from benchmarks.tuning import results
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.files import write_atomically
@@ -70,7 +70,7 @@ def benchmarked(kinds: Mapping[str, Kind], found: Mapping[str, Any]) -> dict[str
         if row["technique"] in kinds:
             card = kinds[row["technique"]].card
             with_memory = card.memory_technique or card.saves_memory
-            told = made_for_it(row, machine=result["machine"], with_memory=with_memory)
+            told = made_for_it({**row, "job_words": words_of(row)}, machine=result["machine"], with_memory=with_memory)
             table.setdefault(row["technique"], []).append(told)
     return table
 

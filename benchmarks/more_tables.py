@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.technique_table import words_of
 from hasten.report.catalogue import compared_words
 
 
@@ -148,6 +149,6 @@ def techniques_table(result: dict[str, Any]) -> list[str]:
         speed = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if measured else "-"
         outcome = f"{row['verdict']}{compared_words(row)}" if measured else f"{row['outcome']}: {row['reason']}"
         chosen = "".join(f"<br>{name}={value}" for name, value in row["settings"].items())
-        cells = [f"`{row['technique']}`{chosen}", row["job_words"], speed, told, outcome]
+        cells = [f"`{row['technique']}`{chosen}", words_of(row), speed, told, outcome]
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
     return [*lines, ""]

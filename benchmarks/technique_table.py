@@ -129,3 +129,10 @@ NOT_HERE: Mapping[str, str] = {
     "sharding": "needs several ranks with separate memory: on one machine they share the memory it would save",
 }
 """Technique -> why no job on a CPU can show its gain."""
+
+
+def words_of(row: Mapping[str, Any]) -> str:
+    """Describe the job of a recorded row as it is described today; a job that no longer exists, as it was recorded."""
+    module, _, name = str(row["job"]).rpartition("/")[2].partition(".py:")
+    known = next((case for case in CASES if case.job == f"{module}:{name}"), None)
+    return known.job_words() if known else str(row["job_words"])

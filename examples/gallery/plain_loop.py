@@ -12,7 +12,7 @@ from tones import Tones, make_model
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.utils.data import DataLoader
 
-epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
 torch.manual_seed(0)
 model = make_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

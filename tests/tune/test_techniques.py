@@ -210,9 +210,9 @@ def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.Mon
     def row(case: Case, ratio: float) -> dict[str, Any]:
         comparison = {"ratio": ratio, "low": ratio, "high": ratio, "pairs": 5}
         return {
-            "kind": "x", "key": case.key, "technique": case.technique, "settings": {}, "job_words": "some job",
-            "outcome": "measured", "verdict": "faster", "reason": "", "comparison": comparison, "memory": None,
-            "compared": "the time of an epoch",
+            "kind": "x", "key": case.key, "technique": case.technique, "settings": {}, "job": "gone.py:GoneJob",
+            "job_words": "some job", "outcome": "measured", "verdict": "faster", "reason": "", "comparison": comparison,
+            "memory": None, "compared": "the time of an epoch",
         }  # fmt: skip
 
     old = {"rows": [row(second, 3.0), row(first, 1.0), {**row(first, 9.0), "key": "no longer in the table"}]}
@@ -231,8 +231,8 @@ def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(row["key"], row["comparison"]["ratio"]) for row in written["rows"]] == [(first.key, 2.0), (second.key, 3.0)]
     assert written["outcomes"] == {"faster": 2}
     assert written["command"] == "python -m benchmarks techniques --count 3"
-    table = "\n".join(techniques_table(written))
-    assert f"| {first.technique} | - | some job | 2.00x (2.00 to 2.00) | - | faster, by the time of an epoch |" in table
+    table = "\n".join(techniques_table({**written, "machine": "two cores"}))
+    assert f"| `{first.technique}` | some job | 2.00x (2.00 to 2.00) | - | faster, by the time of an epoch |" in table
     assert "2 cases of 2 techniques: 2 faster." in table
     with pytest.raises(HastenError, match="nothing_of_the_kind"):
         run_techniques(3, ["nothing_of_the_kind"])
