@@ -1015,7 +1015,7 @@ def test_loaders_that_are_read_side_by_side_do_not_take_turns() -> None:
 
 
 class Slow(Rows):
-    """Reading takes a while, as labelled images do beside a table of unlabelled rows."""
+    """Slow to read, like labelled images compared to rows of a table."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.002)

@@ -168,7 +168,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         return self._checked(index, made)
 
     def _checked(self, index: Any, made: Made) -> Any:
-        """Return a worker's batch; `MISSED` if a comparison shows a difference, which is the end of using workers."""
+        """Return a worker's batch. If a comparison shows a difference, stop using workers and return `MISSED`."""
         given, self._from_others = self._from_others, self._from_others + 1
         if not self._sources.comparable or not self._compares(index, made, first=not given):
             return made.batch

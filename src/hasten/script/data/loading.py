@@ -1,12 +1,12 @@
 """Describe a script's training loader to the live job, and read its data as a plan requires.
 
 The training loader is the first one that is iterated with gradients enabled and whose batches lead to optimizer steps. If a
-script reads several loaders side by side, it is the one whose batches take the longest to make. A plan may cache its
-samples (`guard`), make its batches in worker processes (`workers`), and pin them in memory. The loop gets the same batches
-in the same order, and each random number of the script is drawn at the same moment as without Hasten (`iterator`). The only
-exception: if samples are random themselves, workers draw other random numbers for them. Changes that the script makes
-between epochs affect its batches as usual, because workers are forked for each epoch and cached samples are compared at the
-start of each.
+script reads several loaders in parallel, the training loader is the one whose batches take the longest to make. A plan may
+cache its samples (`guard`), make its batches in worker processes (`workers`), and pin them in memory. The loop gets the
+same batches in the same order, and each random number of the script is drawn at the same moment as without Hasten
+(`iterator`). The only exception: if samples are random themselves, workers draw other random numbers for them. Changes that
+the script makes between epochs affect its batches as usual, because workers are forked for each epoch and cached samples
+are compared at the start of each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hasten.script.patches import Patches
 from hasten.script.plan.reach import reached, why_beyond
 
 SLOWER = 1.5
-"""Of loaders that are read side by side, a later one counts as slower from this ratio of the seconds of a batch."""
+"""A loader that is read in parallel with an earlier one counts as slower from this ratio of the seconds per batch."""
 READ_IN_ORDER = "the dataset is iterable-style: it has no indexed samples that could be cached or read ahead"
 
 
@@ -207,7 +207,7 @@ class Loading:
         """Return whether this loader is more likely to be for training than the supposed training loader.
 
         If batches of that one were fetched but no optimizer step followed, the script read it for statistics, or to inspect
-        a batch. If nothing was fetched yet, the script reads both side by side, and the slower one matters.
+        a batch. If nothing was fetched yet, the script reads both in parallel, and the slower one matters.
         """
         if self.trained or self._dataset is None:
             return False
