@@ -45,19 +45,18 @@ def doctor(
         _show_catalogue(json)
         return
     from hasten.core.machine import read_machine
+    from hasten.report.words import key_words, value_words
 
     machine = read_machine()
     problems = advise(machine)
     if json is not None and give_json(json, _report(machine, problems)):
         return
     say(f"{machine.summary()}\n", "bold")
-    table = Table("", "value", "why", box=None)
-    for name, value in machine.to_dict().items():
-        if isinstance(value, dict):
-            table.add_row(name, _words(value["value"]), str(value["reason"]))
-        else:
-            table.add_row(name, _words(value), "")
-    console.print(table)
+    for name, reading in machine.to_dict().items():
+        value, reason = (reading["value"], reading["reason"]) if isinstance(reading, dict) else (reading, "")
+        say(Text.assemble((f"{key_words(name)}: ", "bold"), value_words(name, value)))
+        if reason:
+            console.print(Padding(Text(str(reason), "dim"), (0, 0, 0, 2)))
     console.print()
     for item in problems:
         say(Text.assemble(("! ", "yellow"), f"{item.problem}\n  {item.fix}"))
@@ -120,13 +119,26 @@ def _catalogue_table(bottleneck: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _print_entries(bottleneck: str, rows: list[dict[str, Any]]) -> None:
-    """Print each entry on lines of its own: name and summary, then the gains."""
+    """Print each entry on two lines: name and range of the measured gains, then the summary."""
     say(bottleneck, "bold underline")
     for row in rows:
-        say(Text.assemble((row["name"], "bold"), (f"  {row['numerics']}  ", "dim"), row["summary"]))
-        console.print(Padding(_measured(row), (0, 0, 0, 2)))
-        if row["hoped_gain"]:
-            console.print(Padding(Text.assemble(("expected: ", "dim"), _expected(row)), (0, 0, 0, 2)))
+        say(Text.assemble((row["name"], "bold"), (f"  {row['numerics']}", "dim"), f"  {_range(row)}"))
+        console.print(Padding(Text(row["summary"], "dim"), (0, 0, 0, 2)))
+
+
+def _range(row: dict[str, Any]) -> str:
+    """The range of the measured gains in tunings, and on jobs made for the technique; or why there is none."""
+    from hasten.report.catalogue import is_made_for_it
+    from hasten.report.words import ratio_words
+
+    if not row["measured"]:
+        return str(row["why_not_measured"]).partition(": ")[0]
+    parts = []
+    for made, words in ((False, "in tunings"), (True, "on a job made for it")):
+        ratios = [item["ratio"] for item in row["measured"] if is_made_for_it(item) == made and item["ratio"] is not None]
+        ends = dict.fromkeys(map(ratio_words, (min(ratios), max(ratios)))) if ratios else {}
+        parts += [f"{' to '.join(ends)} {words}"] if ends else []
+    return ", ".join(parts)
 
 
 def _measured(row: dict[str, Any]) -> Text:
@@ -168,9 +180,3 @@ def advise(machine: Machine) -> list[Advice]:
         size = f"Shared memory has {machine.shared_memory_bytes.value / 2**20:.0f} MiB"
         found.append(Advice(f"{size}: loader workers may die of bus errors.", "Run the container with --shm-size=2g."))
     return found
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, list | tuple | set | frozenset):
-        return ", ".join(sorted(map(str, value))) or "none"
-    return str(value)

@@ -124,6 +124,7 @@ def _measured(rows: Sequence[Row]) -> Iterator[Line]:
         is_made_for_it,
         memory_words,
         place_words,
+        row_outcome_words,
         tone,
     )
     from hasten.report.terminal import STYLES
@@ -132,7 +133,7 @@ def _measured(rows: Sequence[Row]) -> Iterator[Line]:
         chosen = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
         gain = gain_words(row)
         gained = (f"{gain}  " if gain else "", STYLES[tone(row)])
-        where = f"{row['outcome']} on {place_words(row)}"
+        where = f"{row_outcome_words(row)} on {place_words(row)}"
         if is_made_for_it(row):
             where = f"{row['verdict']} {place_words(row)}{compared_words(row)}"
         yield Text.assemble(gained, where, (f"  {chosen}" if chosen else "", "dim"))
@@ -155,7 +156,10 @@ def _section(title: str, lines: Sequence[Line]) -> None:
     console.print()
     console.print(Text(title, style="bold"))
     for line in lines:
-        console.print(_indented(line))
+        if isinstance(line, Text) and "://" in line.plain:  # an address stays whole
+            console.print(Text.assemble("  ", line), soft_wrap=True)
+        else:
+            console.print(_indented(line))
 
 
 def _indented(line: Line) -> Padding:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from hasten.core.card import Numerics
 from hasten.core.optimization import Optimization, clash
 from hasten.report.evidence import Candidate, Evidence
-from hasten.report.words import Tone
+from hasten.report.words import Tone, outcome_in_words
 
 Kind = type[Optimization]
 Row = dict[str, Any]
@@ -217,6 +217,12 @@ def place_words(row: Mapping[str, Any]) -> str:
     """Where a row was measured, in full: `TextJob`, or `on a job made for it (large matrix products)`."""
     words = row.get("job_words") or ""
     return f"on a job made for it ({words[:1].lower()}{words[1:]})" if is_made_for_it(row) else job_words(row)
+
+
+def row_outcome_words(row: Mapping[str, Any]) -> str:
+    """Return the outcome of a row for a user, as `outcome_words` does for a candidate."""
+    verdict, numerics = row.get("verdict"), row.get("numerics")
+    return outcome_in_words(row.get("outcome") or "", tried=bool(verdict or numerics), verdict=verdict, numerics=numerics)
 
 
 def compared_words(row: Mapping[str, Any]) -> str:

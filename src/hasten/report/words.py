@@ -135,15 +135,23 @@ def key_words(key: str) -> str:
 
 def outcome_words(candidate: Candidate) -> str:
     """Return the outcome for a user. A refused candidate was `not applicable`, `rejected`, `slower` or `no gain`."""
-    comparison, numerics = candidate.comparison, candidate.numerics
-    if candidate.outcome != "refused":
-        return {"pruned": "removed"}.get(candidate.outcome, candidate.outcome)
-    if not candidate.tried:
+    return outcome_in_words(
+        candidate.outcome,
+        tried=candidate.tried,
+        verdict=candidate.comparison.verdict if candidate.comparison else None,
+        numerics=candidate.numerics.verdict if candidate.numerics else None,
+    )
+
+
+def outcome_in_words(outcome: str, *, tried: bool, verdict: str | None, numerics: str | None) -> str:
+    """Return `outcome_words` from its parts: verdicts of the comparison and of the numerics gate, None if there is none."""
+    if outcome != "refused":
+        return {"pruned": "removed"}.get(outcome, outcome)
+    if not tried:
         return "not applicable"
-    failed_gate = numerics is not None and numerics.verdict == "failed"
-    if failed_gate or comparison is None or comparison.verdict == "faster":
+    if numerics == "failed" or verdict in (None, "faster"):
         return "rejected"
-    return "slower" if comparison.verdict == "slower" else "no gain"
+    return "slower" if verdict == "slower" else "no gain"
 
 
 def next_command(evidence: Evidence) -> str:
