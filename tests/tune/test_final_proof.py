@@ -14,10 +14,12 @@ import pytest
 import hasten
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
-from hasten.core.stats import LOOKS, non_inferior
+from hasten.core.stats import LOOKS, Verdict, non_inferior
 from hasten.report.evidence import Candidate, Final, Memory
+from hasten.report.evidence import Comparison as Measured
+from hasten.report.words import headline
 from hasten.tune.budget import Budget, Costs
-from hasten.tune.objective import TIME, Objective
+from hasten.tune.objective import TIME, Goal, Objective
 from hasten.tune.proof import final as module
 from hasten.tune.proof.compare import Comparison, held_out_verdict, read_look
 from hasten.tune.proof.final import FIRST_PROOF_FRAC, FinalProof, what_would_settle
@@ -145,6 +147,32 @@ def test_event_techniques_survive_a_proof_by_update_time(tmp_path: Path, ratio: 
     proof._adopt(proof.record.applied_plan(), with_peaks(found, baseline=100, tuned=100), held_out_verdict(found, QUALITY))
     assert sorted(proof.record.applied_plan().names) == kept
     assert proof.record.proved == bool(kept)
+
+
+@pytest.mark.parametrize(
+    ("spread", "goal", "proved"), [(0.001, "time", True), (0.9, "time", False), (0.001, "memory", False)]
+)
+def test_a_plan_for_events_needs_updates_that_are_not_slower_and_a_goal_of_time(
+    tmp_path: Path, spread: float, goal: Any, proved: bool
+) -> None:
+    proof = proof_in(tmp_path, {"validation_batch": {"times": 4}}, objective=Objective(goal=Goal(goal)))
+    gain = Measured(ratio=1.2, low=1.1, high=1.3, pairs=5, verdict=Verdict.FASTER)
+    proof.record.candidates[0] = replace(proof.record.candidates[0], event="validation", comparison=gain)
+    found = Comparison()
+    for pair in range(LOOKS[0]):
+        found.samples += [sample("A", pair, 1.0 + spread * (pair % 2)), sample("B", pair, 1.0 + spread * ((pair + 1) % 2))]
+        found.metrics["A"].append({"loss": 1.0})
+        found.metrics["B"].append({"loss": 1.0})
+    read_look(found, 0, 0.03)
+    proof._adopt(proof.record.applied_plan(), with_peaks(found, baseline=100, tuned=100), held_out_verdict(found, QUALITY))
+    assert proof.record.proved == proved
+    proof.record.save()
+    plan = (proof.record.out / "hasten.toml").read_text()
+    assert ('state = "proved"' in plan) == proved
+    assert ("epoch_ratio = 1.2" in plan) == proved
+    assert "\nratio = " not in plan
+    answer = headline(proof.record.evidence)
+    assert (answer.tone == "good") == proved
 
 
 # What would settle a held-out metric that a proof left open.

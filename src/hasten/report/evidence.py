@@ -1,19 +1,20 @@
 """The evidence file: everything that a tuning measured, tried and decided, as one JSON object (`evidence.json`).
 
-Reports, checks and other tools read this file and nothing else. The dataclasses below are its schema, from `Evidence`
-upwards; `docs/reference/evidence.md` describes it in words. The rules:
+Reports, checks and other tools read only this file. The dataclasses below are its schema, and `Evidence` is the whole file.
+`docs/reference/evidence.md` describes it for users. The rules:
 
-- A gain is a ratio of speeds: 2.0 is twice as fast, below 1 is slower. `low` and `high` are its confidence interval.
-- `_bytes`, `_ms` and `_frac` are units; a share runs from 0 to 1. Times without a unit in their name are seconds.
+- A gain is a ratio of speeds: 2.0 means double the speed, below 1 is slower. `low` and `high` are its confidence interval.
+- The suffixes `_bytes`, `_ms` and `_frac` are units; a share is from 0 to 1. Times without a suffix are in seconds.
 - Arm A of a comparison is without the candidate, arm B with it.
-- None means "not known". A field without a default is always in the file, null where it is None; a field with a default
-  is left out where it is None. The file may hold more keys than these, which are kept in `more`.
-- JSON has no NaN and no infinity: `save` writes null in their place.
+- None means "not known". A field without a default is always in the file, as null if it is None; a field with a default
+  is left out if it is None. Keys of the file that no field describes are kept in `more`.
+- JSON has no NaN and no infinity: `save` writes null instead.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +34,12 @@ PHASES = (
 
 Outcome = Literal["applied", "refused", "failed", "undecided", "pruned"]
 Method = Literal["screening", "confirmation", "time_to_target"]
-"""How a comparison was run: resident processes taking turns, pairs of fresh processes, or pairs of whole runs."""
+"""How a comparison was run: resident processes that take turns, pairs of fresh processes, or pairs of whole runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo(Table):
-    """What was tuned; other facts about the job are in `more`."""
+    """The job that was tuned. Other facts about it are in `more`."""
 
     target: str
     name: str | None = None
@@ -49,7 +50,7 @@ class JobInfo(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck(Table):
-    """What limits the job: its name, its share of an update, and a sentence for a person."""
+    """The bottleneck of the job: its name, its share of an update, and a sentence for users."""
 
     name: str
     share: float | None
@@ -58,11 +59,11 @@ class Bottleneck(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(Table):
-    """One run of one arm, and what else the machine did meanwhile.
+    """One run of one arm, and the other load of the machine during it.
 
     Attributes:
-        spoilt: Whether other processes used too much of the machine: the sample is not counted.
-        curve: Of a whole run: update, training seconds and held-out metric of each measurement.
+        spoilt: Whether other processes used too much of the machine. Such a sample does not count.
+        curve: For a whole run: update, training seconds and held-out metric of each measurement.
     """
 
     arm: Literal["A", "B"]
@@ -85,7 +86,7 @@ class Sample(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut(Table):
-    """Whether whole runs of arm B end with a held-out metric that is no worse."""
+    """The verdict on whether whole runs of arm B end with a held-out metric that is not worse."""
 
     verdict: str
     why: str
@@ -93,12 +94,12 @@ class HeldOut(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Table):
-    """Two plans in paired runs; without an interval where too few pairs were clean.
+    """A comparison of two plans in paired runs. It has no interval if too few pairs were undisturbed.
 
     Attributes:
-        retaken: Pairs that were run again because a sample was spoilt.
-        targets: The target of each pair, where whole runs are compared by time to target.
-        missed: Runs of B that never reached it.
+        retaken: Number of pairs that were repeated because a sample was disturbed.
+        targets: The target of each pair, if whole runs are compared by time to target.
+        missed: Number of runs of B that never reached the target.
     """
 
     ratio: float | None
@@ -121,7 +122,7 @@ class Comparison(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class QualityResult(Table):
-    """The held-out metric, before and after; `seeds`: by arm, the metric of each pair."""
+    """The held-out metric before and after. `seeds` holds the metric of each pair, by arm."""
 
     metric: str
     baseline: float | None
@@ -135,7 +136,7 @@ class QualityResult(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Final(Comparison):
-    """The whole plan against the job as it was."""
+    """The comparison of the whole plan with the unchanged job."""
 
     quality: QualityResult | None
     time_to_target: Comparison | None = None
@@ -143,7 +144,7 @@ class Final(Comparison):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericsResult(Table):
-    """What the numerics gate said of a candidate: the class it was judged as, the verdict, and why."""
+    """The result of the numerics gate for a candidate: the class it was judged by, the verdict, and the reason."""
 
     kind: Numerics = field(metadata={"key": "class"})
     verdict: str
@@ -154,7 +155,7 @@ class NumericsResult(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Table):
-    """One proof that a mechanism fired."""
+    """One check that a mechanism was active."""
 
     name: str
     passed: bool
@@ -163,20 +164,21 @@ class Check(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Table):
-    """One technique with its settings, and everything that became of it.
+    """One technique with its settings, its measurements and its outcome.
 
     Attributes:
         reason: Why it has this outcome; never empty.
-        predicted_max_gain: The most it could bring, as a ratio; None where it did not fit, or has no ceiling.
-        comparison: The paired measurement that decided; None where there was none.
-        evidence: The checks that its mechanism fired.
-        setup_seconds: Seconds it costs once: compilation, filling caches.
-        break_even_updates: After how many updates that is earned back; None where nothing is.
-        memory_ratio: Peak memory with it over peak memory without.
-        update_time: The comparison by update time, where `comparison` is by time to target.
-        proof: The final proof of a whole plan that took it out again.
-        unused_samples: Samples that gave no interval, because too many were spoilt.
-        tried: Whether it ran at all: it was measured, judged, or failed.
+        predicted_max_gain: The largest possible gain, as a ratio; None if it is not applicable or has no ceiling.
+        comparison: The paired measurement that decided; None if there was none.
+        event: What it speeds up if not updates: `report`, `checkpoint` or `validation`. `comparison` is then by the time of
+            an epoch.
+        evidence: The checks that its mechanism was active.
+        setup_seconds: One-time cost in seconds: compilation, filling caches.
+        break_even_updates: Number of updates after which this cost is earned back; None if it never is.
+        memory_ratio: Peak memory with it, divided by peak memory without it.
+        update_time: The comparison by update time, if `comparison` is by time to target.
+        proof: The final proof of a whole plan that removed it again.
+        unused_samples: Samples that gave no interval, because too many were disturbed.
     """
 
     name: str
@@ -186,6 +188,7 @@ class Candidate(Table):
     predicted_max_gain: float | None = field(default=None, metadata={"required": True})
     comparison: Comparison | None = field(default=None, metadata={"required": True})
     numerics: NumericsResult | None = field(default=None, metadata={"required": True})
+    event: str | None = None
     evidence: tuple[Check, ...] | None = None
     setup_seconds: float | None = None
     break_even_updates: float | None = None
@@ -195,13 +198,14 @@ class Candidate(Table):
     unused_samples: tuple[Sample, ...] | None = None
 
     @property
-    def tried(self) -> bool:  # noqa: D102 - among the attributes
+    def tried(self) -> bool:
+        """Whether it ran: it was measured, judged, or failed."""
         return self.outcome == "failed" or any((self.comparison, self.numerics, self.evidence, self.unused_samples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Table):
-    """Peak memory of the training process, and the limit."""
+    """Peak memory of the training process before and after, and the limit."""
 
     baseline_peak_bytes: float | None
     tuned_peak_bytes: float | None
@@ -210,7 +214,7 @@ class Memory(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted(Table):
-    """What was wanted (`time`, `memory`, `cost`) and within which bounds; with a price, also the cost of the whole run."""
+    """The objective (`time`, `memory`, `cost`) and its bounds. With a price, also the cost of the whole run."""
 
     goal: str
     max_slowdown: float | None
@@ -221,7 +225,7 @@ class Wanted(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class StepMs(Table):
-    """Mean time of an update, in milliseconds."""
+    """Mean time of an update before and after, in milliseconds."""
 
     baseline: float | None
     tuned: float | None
@@ -229,10 +233,10 @@ class StepMs(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Table):
-    """The smallest gain that can be detected here, why, and the comparison of the job with itself behind it.
+    """The smallest gain that can be detected on this machine, its basis, and the comparison of the job with itself.
 
     Attributes:
-        retaken: Pairs of the proof that were run again because a sample was spoilt.
+        retaken: Number of pairs of the proof that were repeated because a sample was disturbed.
         repeats: Whether two runs of the job gave bit-equal losses.
     """
 
@@ -245,7 +249,7 @@ class Noise(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Losses(Table):
-    """Training loss of each update, in order."""
+    """Training loss of each update before and after, in order."""
 
     baseline: tuple[float | None, ...]
     tuned: tuple[float | None, ...]
@@ -253,7 +257,7 @@ class Losses(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Table):
-    """Which techniques were written into the source of a script (name -> change), and which were not (name -> why)."""
+    """The techniques that are in the patch of a script (name -> change), and those that are not (name -> reason)."""
 
     written: Mapping[str, str]
     left: Mapping[str, str]
@@ -261,7 +265,7 @@ class Patch(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence(Table):
-    """The whole file. `rungs` are the candidates, in the order of the search."""
+    """The whole evidence file. `rungs` are the candidates, in the order of the search."""
 
     schema: int
     job: JobInfo
@@ -292,25 +296,38 @@ class Evidence(Table):
 
     @property
     def applied(self) -> tuple[Candidate, ...]:
-        """The candidates that are in the plan."""
+        """The candidates in the plan."""
         return tuple(rung for rung in self.rungs if rung.outcome == "applied")
+
+    @property
+    def epoch_gain(self) -> tuple[float, float, float] | None:
+        """Gain of an epoch with a lower and an upper bound, if every technique of the plan acts on work around the updates.
+
+        Each technique is measured on top of those before it, so the gains multiply. The products of the interval's ends are
+        wider than a joint interval. None if a technique of the plan acts on updates.
+        """
+        gains = [rung.comparison for rung in self.applied if rung.event and rung.comparison]
+        if not gains or len(gains) < len(self.applied):
+            return None
+        ratio, low, high = (math.prod(getattr(gain, end) or math.nan for gain in gains) for end in ("ratio", "low", "high"))
+        return (ratio, low, high) if math.isfinite(ratio + low + high) else None
 
 
 def validate(data: Any) -> list[str]:
-    """What is wrong with evidence read from JSON, each mistake with its key path; empty where nothing is."""
+    """Return the mistakes in evidence read from JSON, each with its key path; empty if there are none."""
     return _checked(data)[1]
 
 
 def parse(data: Any) -> Evidence:
-    """Evidence read from JSON.
+    """Convert JSON data to evidence.
 
     Raises:
-        HastenError: `validate` finds something wrong.
+        HastenError: `validate` finds a mistake.
     """
     evidence, problems = _checked(data)
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise HastenError(f"This is not sound evidence: {'; '.join(problems[:5])}{more}.")
+        raise HastenError(f"This is not valid evidence: {'; '.join(problems[:5])}{more}.")
     return evidence
 
 
@@ -318,9 +335,9 @@ def load(path: Path) -> Evidence:
     """Read an evidence file.
 
     Raises:
-        HastenError: It is missing, not JSON, of another schema, or `validate` finds something wrong.
+        HastenError: The file is missing, not JSON or of another schema, or `validate` finds a mistake.
     """
-    remedy = "Make it anew with `hasten tune TARGET --out DIR`."
+    remedy = "Create a new file with `hasten tune TARGET --out DIR`."
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -328,7 +345,7 @@ def load(path: Path) -> Evidence:
     except ValueError as error:
         raise HastenError(f"{path} is not valid JSON: {error}. {remedy}") from error
     if not isinstance(data, dict):
-        raise HastenError(f"{path} holds {type(data).__name__}, not a JSON object. {remedy}")
+        raise HastenError(f"{path} contains a {type(data).__name__}, not a JSON object. {remedy}")
     if data.get("schema") != SCHEMA:
         raise HastenError(f"{path}: `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. {remedy}")
     try:
@@ -338,30 +355,28 @@ def load(path: Path) -> Evidence:
 
 
 def save(evidence: Evidence, path: Path) -> None:
-    """Write the evidence file, whole or not at all; numbers that are not finite become null.
+    """Write the evidence file atomically. Numbers that are not finite become null.
 
     Raises:
-        HastenError: It holds something JSON cannot carry, or the folder cannot be written.
+        HastenError: A value cannot be represented in JSON, or the folder cannot be written.
     """
     write_json(evidence, path)
 
 
 def write_json(data: Any, path: Path) -> None:
-    """Write tables, dicts and lists as JSON, whole or not at all; numbers that are not finite become null.
+    """Write tables, dicts and lists as JSON, atomically. Numbers that are not finite become null.
 
     Raises:
-        HastenError: They hold something JSON cannot carry, or the folder cannot be written.
+        HastenError: A value cannot be represented in JSON, or the folder cannot be written.
     """
     try:
         text = json.dumps(schema.write(data), indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise HastenError(
-            f"This cannot be written as JSON: {error}. Put only strings, numbers, lists and dicts in it."
-        ) from error
+        raise HastenError(f"This cannot be written as JSON: {error}. Use only strings, numbers, lists and dicts.") from error
     try:
         write_atomically(path, text + "\n")
     except OSError as error:
-        raise HastenError(f"Cannot write {path}: {error}. Choose a folder you can write, with --out.") from error
+        raise HastenError(f"Cannot write {path}: {error}. Choose a writable folder with --out.") from error
 
 
 def _checked(data: Any) -> tuple[Evidence, list[str]]:
@@ -370,7 +385,7 @@ def _checked(data: Any) -> tuple[Evidence, list[str]]:
 
 
 def _contradictions(evidence: Evidence) -> Iterator[str]:
-    """What no type can say: impossible numbers, claims without their proof."""
+    """Yield mistakes that types cannot express: impossible numbers, claims without proof."""
     if evidence.schema != SCHEMA:
         yield f"`schema` must be {SCHEMA}, not {evidence.schema!r}"
     if not isinstance(evidence.machine.get("summary"), str | Mapping):
@@ -390,7 +405,7 @@ def _contradictions(evidence: Evidence) -> Iterator[str]:
 def _shares(shares: Mapping[str, float], where: str) -> Iterator[str]:
     for name, share in shares.items():
         if name not in PHASES:
-            yield f"`{where}.{name}` is no phase; the phases are {', '.join(PHASES)}"
+            yield f"`{where}.{name}` is not a phase; the phases are {', '.join(PHASES)}"
         if not 0 <= share <= 1:
             yield f"`{where}.{name}` must be a share from 0 to 1, not {share!r}"
     if sum(shares.values()) > 1.02:
@@ -399,9 +414,9 @@ def _shares(shares: Mapping[str, float], where: str) -> Iterator[str]:
 
 def _unproved(rung: Candidate, where: str) -> Iterator[str]:
     if not rung.reason.strip():
-        yield f"`{where}.reason` is empty: every candidate says why it was {rung.outcome}"
+        yield f"`{where}.reason` is empty: every candidate needs a reason why it was {rung.outcome}"
     if rung.outcome == "applied" and rung.comparison is None:
-        yield f"`{where}.comparison` is null, yet the outcome is applied: a gain must be measured"
+        yield f"`{where}.comparison` is null, but the outcome is applied: a gain must be measured"
     yield from _interval(rung.comparison, f"{where}.comparison")
 
 
@@ -411,6 +426,6 @@ def _interval(comparison: Comparison | None, where: str) -> Iterator[str]:
     low, ratio, high = comparison.low, comparison.ratio, comparison.high
     if low is None or ratio is None or high is None:
         if comparison.verdict != "undecided":
-            yield f"`{where}` has no interval, yet its verdict is {str(comparison.verdict)!r}"
+            yield f"`{where}` has no interval, but its verdict is {str(comparison.verdict)!r}"
     elif not 0 < low <= ratio <= high:
         yield f"`{where}` needs 0 < low <= ratio <= high, not {low!r}, {ratio!r}, {high!r}"

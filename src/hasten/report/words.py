@@ -16,49 +16,51 @@ IN_GOOD_SHAPE = (
     "No technique that was tried made this job faster without harm. It is already in good shape for this machine."
 )
 WORTH_HAVING = 1.1
-"""A job of which a measurement leaves a gain above this open is not called in good shape."""
+"""Smallest gain that matters: a job is not called in good shape if a measurement leaves open a larger one."""
+AROUND = ("validation", "checkpoint")
+"""Phases around the updates, which `step_ms` does not contain."""
 ENDINGS = {
     "budget": "the budget ran out before everything was tried and proved. Tune again with a larger --budget.",
     "noise": "something else kept using this machine, so too little could be measured. Tune again when it is quiet.",
     "interrupted": "tuning was interrupted before the final proof. Run the same command with --resume to continue.",
     "trial failures": "a trial failed, and the tuning with it. Tune again.",
 }
-"""By why a tuning ended: what that means for a tuning without a final proof, and what to do."""
+"""Why a tuning ended without a final proof -> the explanation and the next step."""
 
 
 def ratio_words(ratio: float | None, sign: str = "x") -> str:
-    """A gain such as `4.9x` or `0.96x`; a dash when unknown."""
+    """Format a gain, such as `4.9x` or `0.96x`; a dash if unknown."""
     if ratio is None:
         return "–"
     return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 20 else 0}f}{sign}"
 
 
 def interval_words(comparison: Comparison | None, sign: str = "x") -> str:
-    """An interval such as `4.5x to 5.4x`; empty when unknown."""
+    """Format an interval, such as `4.5x to 5.4x`; empty if unknown."""
     if comparison is None or comparison.low is None or comparison.high is None:
         return ""
     return f"{ratio_words(comparison.low, sign)} to {ratio_words(comparison.high, sign)}"
 
 
 def is_to_target(comparison: Comparison | None) -> bool:
-    """Whether a comparison is one by time to target, over whole runs."""
+    """Return whether a comparison is by time to target, over whole runs."""
     return comparison is not None and comparison.kind == "time_to_target"
 
 
 def kind_words(comparison: Comparison | None) -> str:
-    """How a comparison was run, such as `whole runs, time to target`."""
+    """Return how a comparison was run, such as `whole runs, time to target`."""
     if comparison is None:
         return ""
     return "whole runs, time to target" if is_to_target(comparison) else comparison.kind or ""
 
 
 def pairs_words(comparison: Comparison | None) -> str:
-    """How many pairs, such as `5 pairs`; empty when unknown."""
+    """Format the number of pairs, such as `5 pairs`; empty if unknown."""
     return "" if comparison is None else f"{comparison.pairs} pair{'' if comparison.pairs == 1 else 's'}"
 
 
 def percent(frac: float | None) -> str:
-    """A share such as `31 %`, with a decimal where it is small."""
+    """Format a share, such as `31 %`; small shares get a decimal."""
     if frac is None:
         return "–"
     share = 100 * frac
@@ -68,7 +70,7 @@ def percent(frac: float | None) -> str:
 
 
 def ms_words(ms: float | None) -> str:
-    """A time per update such as `812 ms` or `3.21 s`."""
+    """Format a time per update, such as `812 ms` or `12.3 s`."""
     if ms is None:
         return "–"
     if ms >= 10_000:
@@ -77,16 +79,31 @@ def ms_words(ms: float | None) -> str:
 
 
 def wall_ms(shares: Mapping[str, float], update_ms: float | None) -> float | None:
-    """Wall time per update with its part of validation and checkpoints, of which `shares` are the phases' shares.
+    """Return the wall time per update in ms, including its part of validation and checkpoints.
 
-    `update_ms` is the update alone, as `step_ms` holds it.
+    Args:
+        shares: Share of each phase in this wall time.
+        update_ms: Time of the update alone, as in `step_ms`.
     """
-    around = shares.get("validation", 0.0) + shares.get("checkpoint", 0.0)
+    around = sum(shares.get(name, 0.0) for name in AROUND)
     return None if update_ms is None else update_ms / max(1.0 - around, 1e-6)
 
 
+def comparable_phases(evidence: Evidence) -> tuple[Mapping[str, float], Mapping[str, float], tuple[str, ...]]:
+    """Return the shares of the phases before and after, and the phases that were not measured again under the plan.
+
+    Those phases are left out of the shares before: otherwise their time would look like a gain.
+    """
+    before, after = evidence.phases, evidence.phases_after or {}
+    missing = tuple(name for name in AROUND if after and name not in after and before.get(name))
+    rest = 1.0 - sum(before[name] for name in missing)
+    if missing and rest > 0:
+        before = {name: share / rest for name, share in before.items() if name not in missing}
+    return before, after, missing
+
+
 def seconds_words(seconds: float | None) -> str:
-    """A duration such as `42 s`, `18 min` or `2 h 05 min`."""
+    """Format a duration, such as `42 s`, `18 min` or `2 h 05 min`."""
     if seconds is None:
         return "–"
     if seconds < 90:
@@ -96,7 +113,7 @@ def seconds_words(seconds: float | None) -> str:
 
 
 def bytes_words(size: float | None) -> str:
-    """A size such as `1.4 GiB`."""
+    """Format a size, such as `1.4 GiB`."""
     if size is None:
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -107,12 +124,12 @@ def bytes_words(size: float | None) -> str:
 
 
 def settings_words(candidate: Candidate) -> str:
-    """The settings of a candidate on one line, such as `dtype=bfloat16`."""
+    """Format the settings of a candidate on one line, such as `dtype=bfloat16`."""
     return ", ".join(f"{key}={value}" for key, value in candidate.settings.items())
 
 
 def value_words(key: str, value: Any) -> str:
-    """Any value of a reading, in the unit its key names."""
+    """Format the value of a reading, in the unit that its key names."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float) and math.isfinite(value):
@@ -128,7 +145,7 @@ def value_words(key: str, value: Any) -> str:
 
 
 def key_words(key: str) -> str:
-    """A key as a label: `num_params` becomes `parameters`, units go."""
+    """Format a key as a label without its unit: `num_params` becomes `parameters`."""
     words = key.removeprefix("num_").removesuffix("_bytes").removesuffix("_frac").removesuffix("_ms").replace("_", " ")
     return {"params": "parameters"}.get(words, words)
 
@@ -180,8 +197,8 @@ class Headline:
     Attributes:
         line: The whole answer.
         big: The ratio (`4.9x`) or a few words.
-        detail: The rest: interval and quality, or what to do.
-        tone: `good` only for a gain that is proved and does no harm.
+        detail: Everything else: interval and quality, or the next step.
+        tone: `good` only for a proved gain that does no harm.
     """
 
     line: str
@@ -191,7 +208,7 @@ class Headline:
 
 
 def quality_words(final: Final | None) -> tuple[str, Tone]:
-    """The verdict on the held-out metric, such as `held-out loss not worse`; empty when none was judged."""
+    """Return the verdict on the held-out metric, such as `held-out loss not worse`, and its tone; empty if there is none."""
     quality = final.quality if final else None
     if quality is None:
         return "", "open"
@@ -203,12 +220,12 @@ def quality_words(final: Final | None) -> tuple[str, Tone]:
 
 
 def _all_gates_passed(evidence: Evidence) -> bool:
-    """Whether every applied candidate was judged by its numerics class and passed."""
+    """Return whether every applied candidate passed its numerics gate."""
     return bool(evidence.applied) and all(item.numerics and item.numerics.verdict == "passed" for item in evidence.applied)
 
 
 def headline(evidence: Evidence) -> Headline:
-    """What the tuning found, in the words a person should remember."""
+    """Return the result of a tuning in one line."""
     final = evidence.final
     if final is None or final.ratio is None:
         return _without_final(evidence)
@@ -220,6 +237,8 @@ def headline(evidence: Evidence) -> Headline:
         return _to_target_headline(final.time_to_target, f"per update {speed}{proof}", words, tone)
     if evidence.objective is not None and evidence.objective.goal == "memory":
         return _memory_headline(evidence, f"{speed} the speed{proof}", words, tone)
+    if evidence.epoch_gain is not None and final.verdict != "slower":
+        return _epoch_headline(evidence, evidence.epoch_gain, f"{speed}{proof}", words, tone)
     if final.verdict == "faster":
         if tone == "open" and words and _all_gates_passed(evidence):
             detail = f"proved{proof}; {words} with so few seeds, though every candidate passed its numerics gate"
@@ -241,15 +260,27 @@ def headline(evidence: Evidence) -> Headline:
 
 
 def _to_target_headline(reached: Comparison, speed: str, words: str, tone: Tone) -> Headline:
-    """What the tuning found where the plan is proved by whole runs."""
+    """Return the headline of a plan that is proved by whole runs."""
     big = f"{ratio_words(reached.ratio)} sooner at the target"
     runs = ", ".join(part for part in (interval_words(reached), pairs_words(reached)) if part)
     detail = "; ".join(part for part in (f"proved over whole runs ({runs})", words, speed) if part)
     return Headline(f"{big}, {detail}", big, detail, tone if words else "open")
 
 
+def _epoch_headline(evidence: Evidence, gain: tuple[float, float, float], speed: str, words: str, tone: Tone) -> Headline:
+    """Return the headline of a plan that acts only on work around the updates, such as validation."""
+    ratio, low, high = gain
+    events = " and ".join(sorted({str(item.event) for item in evidence.applied}))
+    decided = evidence.final is not None and evidence.final.verdict != "undecided"
+    updates = f"updates run at {speed}" if decided else f"whether updates stay as fast is not decided: {speed}"
+    proof = f"{'proved' if decided else 'measured'} by the time of an epoch with its {events}"
+    big = f"{ratio_words(ratio)} faster per epoch"
+    detail = "; ".join(part for part in (f"{proof} ({ratio_words(low)} to {ratio_words(high)})", updates, words) if part)
+    return Headline(f"{big}, {detail}", big, detail, (tone if words else "good") if decided else "open")
+
+
 def _memory_headline(evidence: Evidence, speed: str, words: str, tone: Tone) -> Headline:
-    """What the tuning found where memory was wanted."""
+    """Return the headline of a tuning with the objective `memory`."""
     memory = evidence.memory
     if memory is None or not memory.baseline_peak_bytes or not memory.tuned_peak_bytes or not evidence.applied:
         detail = f"no plan lowers the peak memory enough within the slowdown that is allowed; the last one ran at {speed}"
@@ -294,7 +325,7 @@ def _without_final(evidence: Evidence) -> Headline:
 
 
 def _hides_a_gain(candidate: Candidate) -> bool:
-    """Whether a candidate was left undecided, and a gain worth having may hide in its interval."""
+    """Return whether a candidate was left undecided and its interval allows a gain that matters."""
     high = candidate.comparison.high if candidate.comparison else None
     return candidate.outcome == "undecided" and (high is None or high > WORTH_HAVING)
 

@@ -34,6 +34,8 @@ from hasten.tune.search.screening import Screening
 
 FILES = ("hasten.toml", "hasten.patch", "evidence.json", "report.html")
 ARMS = {"baseline": "A", "tuned": "B"}
+EPOCH_GAIN = ("epoch_ratio", "epoch_low", "epoch_high")
+"""Keys of a plan's proof if the plan acts only on work around the updates."""
 
 
 class Record:
@@ -188,14 +190,16 @@ class Record:
             "machine_fingerprint": self.machine.fingerprint(),
             "job_fingerprint": self.evidence.job.fingerprint,
         }
-        if self.proved and final is not None:
+        self.note(rungs=tuple(self.candidates))
+        if self.proved and self.evidence.epoch_gain is not None:
+            proof |= {name: round(gain, 4) for name, gain in zip(EPOCH_GAIN, self.evidence.epoch_gain, strict=True)}
+        elif self.proved and final is not None:
             gains = {"ratio": final.ratio, "low": final.low, "high": final.high}
             if final.time_to_target is not None:
                 gains["time_to_target"] = final.time_to_target.ratio
             proof |= {name: round(gain, 4) for name, gain in gains.items() if gain is not None}
         plan = Plan(optimizations=self.applied_plan().optimizations, target=self.evidence.job.target, proved=proof)
         self.note(
-            rungs=tuple(self.candidates),
             plan_toml=plan.to_toml(self.out / "hasten.toml"),
             seconds=self._earlier_s + self.budget.spent,
             finished=ended is not None,

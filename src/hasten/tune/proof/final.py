@@ -161,9 +161,11 @@ class FinalProof:
         if not why:
             return
         harmed = comparison.verdict is Verdict.SLOWER or (held_out is not None and held_out.verdict == "worse")
-        around = {item.card.name for item in plan.optimizations if item.card.event and self.events_apart and not harmed}
-        # Update times say nothing about techniques that act on events.
-        self.record.proved = bool(around & set(self.record.applied_plan().names))
+        keeps_events = self.events_apart and self.objective.goal is not Goal.MEMORY and not harmed
+        around = {item.card.name for item in plan.optimizations if item.card.event and keeps_events}
+        # Update times do not show what techniques for events save, but they must show that the updates are not slower.
+        unharmed = comparison.verdict is not Verdict.UNDECIDED
+        self.record.proved = unharmed and bool(around & set(self.record.applied_plan().names))
         outcome: Outcome = "undecided" if comparison.verdict is Verdict.UNDECIDED else "refused"
         self.record.change_applied(set(plan.names) - around, lambda item: _removed(item, outcome, why))
 

@@ -5,6 +5,8 @@ They come after everything that makes updates shorter, because then the work aro
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.tune.search.candidate import failed, no_time, noted, with_screening
@@ -49,6 +51,7 @@ def _try(state: SearchState, screen: Screen, ranked: Ranked) -> Result:
     if screening.comparison.interval is not None:
         reason += _cost_words(screening)
     candidate = with_screening(noted(optimization, outcome, reason, ranked.max_gain), screening, state.update_s)
+    candidate = replace(candidate, event=screening.design.event)
     if outcome != "applied":
         return Result((candidate,))
     return Result((candidate,), Adopted(name=None, event=screening.design.event, lost_s=screening.lost_s["B"]))
