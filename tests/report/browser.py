@@ -1,4 +1,4 @@
-"""A page opened by a real browser, as a person would."""
+"""Open a page in a real browser."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FLAGS = [
 
 @dataclass(frozen=True)
 class Page:
-    """What a page had become when its scripts had run.
+    """A page after its scripts have run.
 
     Attributes:
-        error: What a script raised; None where nothing was.
-        plots: Plots that its script says it drew.
-        pictures: Pictures that are really there.
-        title: Its title.
+        error: The error that a script raised; None if there was none.
+        plots: Number of plots that its script reports as drawn.
+        pictures: Number of plots in the document.
+        title: The title of the page.
     """
 
     error: str | None
@@ -45,7 +45,7 @@ class Page:
 
 
 def chromium() -> str:
-    """The browser; without one the test is skipped, or fails in CI."""
+    """Return the path of the browser. Without a browser the test is skipped, or fails in CI."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None and os.environ.get("HASTEN_CI") == "1":
         pytest.fail("chromium is not on PATH, and CI must open the page in a real browser: apt-get install chromium")
@@ -55,7 +55,7 @@ def chromium() -> str:
 
 
 def open_page(path: Path) -> Page:
-    """Open a page, and let its scripts run."""
+    """Open a page and run its scripts."""
     browser = chromium()
     with tempfile.TemporaryDirectory(prefix="hasten-browser-") as profile:
         command = [browser, *FLAGS, f"--user-data-dir={profile}", path.as_uri()]

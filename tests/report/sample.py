@@ -1,6 +1,6 @@
-"""Evidence dicts as tunings leave them: a full one, one with an empty plan, one that was interrupted, and a bare one.
+"""Evidence of four tunings: a full one, one with an empty plan, an interrupted one, and a minimal one.
 
-Every number is drawn from a seed, so a test that fails today fails tomorrow.
+All random numbers are seeded, so tests are reproducible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = 2.776  # t for 5 pairs at 95 %
 
 
 def comparison(ratio: float, verdict: str, *, seed: int, kind: str = "screening", noise: float = 0.02) -> Evidence:
-    """A comparison of five pairs whose interval follows from its samples."""
+    """Return a comparison of five pairs whose interval follows from its samples."""
     chance = random.Random(seed)
     samples, logs = [], []
     for pair in range(5):
@@ -54,13 +54,13 @@ def comparison(ratio: float, verdict: str, *, seed: int, kind: str = "screening"
 
 
 def rung(name: str, outcome: str, reason: str, **more: Any) -> Evidence:
-    """A rung with every key that must be there."""
+    """Return a candidate with all required keys."""
     plain: Evidence = {"settings": {}, "predicted_max_gain": None, "comparison": None, "numerics": None}
     return {"name": name, "outcome": outcome, "reason": reason, **plain, **more}
 
 
 def losses(num: int, start: float, end: float, seed: int) -> list[float]:
-    """A loss curve that falls, with noise."""
+    """Return a falling loss curve with noise."""
     chance = random.Random(seed)
     return [end + (start - end) * math.exp(-3.2 * step / num) + chance.gauss(0, 0.05) for step in range(num)]
 
@@ -170,7 +170,7 @@ def _left_out() -> list[Evidence]:
 
 
 def full() -> Evidence:
-    """A tuning that went well: 13 candidates, 3 kept, 4.9x or more proved."""
+    """Return the evidence of a successful tuning: 13 candidates, of which 3 are kept."""
     final = {**comparison(7.0, "faster", seed=7, kind="confirmation", noise=0.045), "confidence": 0.95}
     final["quality"] = {
         "metric": "loss",
@@ -259,7 +259,7 @@ dtype = "bfloat16"
 
 
 def empty_plan() -> Evidence:
-    """A tuning that found nothing to keep."""
+    """Return the evidence of a tuning that kept nothing."""
     evidence = copy.deepcopy(full())
     left_out = _left_out()
     evidence.update(
@@ -284,7 +284,7 @@ def empty_plan() -> Evidence:
 
 
 def interrupted() -> Evidence:
-    """A tuning that was stopped on its third rung, after one was pruned and one failed; no final comparison."""
+    """Return the evidence of a tuning interrupted after three candidates: one kept, one removed, one failed."""
     evidence = copy.deepcopy(full())
     rungs = _applied()[:2]
     rungs[1] = {**rungs[1], "outcome": "pruned", "reason": "no longer pays beside length_bucketing: 1.01x when removed"}
@@ -297,7 +297,7 @@ def interrupted() -> Evidence:
 
 
 def bare() -> Evidence:
-    """The least a file may hold: stopped before anything was measured."""
+    """Return minimal evidence: the tuning was interrupted before anything was measured."""
     return {
         "schema": 1,
         "job": {"target": "job.py:Job"},

@@ -1,4 +1,4 @@
-"""The evidence file: sound samples pass, every planted mistake is named, and a file comes back as it went."""
+"""Valid evidence passes, every planted mistake is reported, and a file is written as it was read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.report.sample import SAMPLES, full
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_samples_are_sound(name: str) -> None:
+def test_samples_are_valid(name: str) -> None:
     assert validate(SAMPLES[name]()) == []
 
 
@@ -36,11 +36,11 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no summary": (lambda e: e["machine"].pop("summary"), "`machine.summary` is missing"),
     "share below 0": (lambda e: e["phases"].update(data=-0.1), "`phases.data` must be a share from 0 to 1"),
     "shares above the whole": (lambda e: e["phases"].update(data=0.9), "`phases` adds up to"),
-    "unknown phase": (lambda e: e["phases"].update(io=0.0), "`phases.io` is no phase"),
+    "unknown phase": (lambda e: e["phases"].update(io=0.0), "`phases.io` is not a phase"),
     "ceiling below 1": (lambda e: e["ceilings"].update(data=0.9), "`ceilings.data` must be at least 1"),
     "candidate without a reason": (lambda e: e["rungs"][4].update(reason=" "), "`rungs[4].reason` is empty"),
     "gain without a measurement": (lambda e: e["rungs"][0].update(comparison=None), "`rungs[0].comparison` is null"),
-    "verdict without an interval": (lambda e: e["final"].update(ratio=None), "`final` has no interval, yet its verdict is"),
+    "verdict without an interval": (lambda e: e["final"].update(ratio=None), "`final` has no interval, but its verdict is"),
     "interval beside its ratio": (lambda e: e["final"].update(low=9.0), "`final` needs 0 < low <= ratio <= high"),
 }
 
@@ -55,7 +55,7 @@ def test_a_planted_mistake_is_named(name: str) -> None:
     assert words in problems[0]
 
 
-def test_a_proof_that_neighbours_spoilt_is_sound_and_undecided() -> None:
+def test_a_disturbed_proof_is_valid_and_undecided() -> None:
     evidence = full()
     evidence["final"] |= {"ratio": None, "low": None, "high": None, "pairs": 0, "verdict": "undecided"}
     assert validate(evidence) == []
@@ -75,7 +75,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def recorded(value: Any) -> Iterator[dict[str, Any]]:
-    """Every evidence within a recorded result."""
+    """Yield all evidence in a recorded result."""
     if isinstance(value, dict) and "rungs" in value and "final" in value:
         yield value
     elif isinstance(value, dict):
@@ -93,7 +93,7 @@ def test_the_evidence_of_a_real_tuning_is_written_as_it_was_read(name: str, tmp_
         assert json.loads((tmp_path / "evidence.json").read_text(encoding="utf-8")) == data
 
 
-def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     evidence = parse(full())
     assert evidence.losses is not None
     broken = replace(evidence.losses, tuned=(math.nan, 1.0))
@@ -103,7 +103,7 @@ def test_what_is_not_finite_becomes_null(tmp_path: Path) -> None:
     assert read.tuned == (None, 1.0)
 
 
-def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
+def test_save_refuses_values_that_json_cannot_represent(tmp_path: Path) -> None:
     with pytest.raises(HastenError, match="cannot be written as JSON"):
         save(parse({**full(), "model": object()}), tmp_path / "evidence.json")
     assert list(tmp_path.iterdir()) == []
@@ -119,7 +119,7 @@ def test_save_refuses_what_json_cannot_carry(tmp_path: Path) -> None:
         (json.dumps({"schema": 1}), "`job` is missing"),
     ],
 )
-def test_load_says_what_is_wrong_and_what_to_do(content: str | None, words: str, tmp_path: Path) -> None:
+def test_load_reports_the_mistake_and_the_next_step(content: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     if content is not None:
         path.write_text(content)

@@ -1,4 +1,4 @@
-"""The summary in the terminal: the right answer in words, on any console, from any evidence."""
+"""The summary in the terminal gives the right answer on any console, from any evidence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_headline_of_a_proved_gain() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["worse", "undecided", "no idea"])
-def test_a_gain_that_may_harm_is_no_good_news(verdict: str) -> None:
+def test_a_gain_that_may_harm_is_not_called_good(verdict: str) -> None:
     evidence = full()
     evidence["final"]["quality"]["verdict"] = verdict
     found = headline(parse(evidence))
@@ -63,7 +63,7 @@ def test_failures_are_not_called_good_shape() -> None:
     assert "every candidate failed" in headline(parse(evidence)).line
 
 
-def test_what_no_measurement_says_is_not_said() -> None:
+def test_a_job_is_called_in_good_shape_only_if_measured() -> None:
     evidence = empty_plan()
     tried = [candidate for candidate in evidence["rungs"] if candidate.get("comparison")]
     undecided = next(candidate for candidate in tried if candidate["outcome"] == "undecided")
@@ -148,6 +148,14 @@ def test_no_line_is_wider_than_the_console(name: str, width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_phases_that_were_not_measured_again_are_in_neither_bar() -> None:
+    evidence = full()
+    evidence["phases"].update(validation=0.2, backward=0.378)
+    lines = summary(evidence).splitlines()
+    assert not any(line.split()[:1] == ["validation"] for line in lines)
+    assert any("Not measured again under the plan" in line and "validation" in line for line in lines)
+
+
 @pytest.mark.parametrize("width", [72, 80, 100])
 def test_phases_keep_their_names_beside_two_bars(width: int) -> None:
     evidence = full()
@@ -157,7 +165,7 @@ def test_phases_keep_their_names_beside_two_bars(width: int) -> None:
         assert share < 0.005 or any(line.split()[:1] == [name] for line in shown.splitlines())
 
 
-def test_what_the_time_did_not_suffice_for_is_one_list() -> None:
+def test_candidates_without_time_are_one_list() -> None:
     evidence = full()
     why = no_time(18.0)
     evidence["rungs"] += [rung("knob", "undecided", why, settings={"size": size}) for size in (1, 2)]
@@ -173,12 +181,12 @@ def test_an_ascii_console_gets_ascii() -> None:
     assert "###" in shown
 
 
-def test_markup_in_names_is_shown_as_it_is() -> None:
+def test_markup_in_names_is_printed_verbatim() -> None:
     evidence = full()
     evidence["rungs"][0]["reason"] = "[red]not markup[/red] [/oops]"
     assert "[red]not markup[/red] [/oops]" in summary(evidence)
 
 
-def test_the_patch_of_a_script_is_named_where_there_is_one() -> None:
+def test_the_patch_of_a_script_is_listed_if_there_is_one() -> None:
     assert "hasten.patch" not in summary(full())
     assert "hasten.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})

@@ -1,4 +1,4 @@
-"""Pages and plots: everything a person reads after a tuning, made from the evidence file and from nothing else."""
+"""Reports of a tuning for users: pages, plots and the summary in the terminal, made only from the evidence file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is known of each optimization, for people and for JSON: its card, its docstrings, its refusals, what was measured.
+"""Collect what is known about each optimization, for users and for JSON: card, docstrings, refusals and measurements.
 
-Nothing here names a technique: the classes are handed in, and all that is told of them is read from their cards, their
-source and the evidence of tunings. A figure that was promised and a figure that was measured never share a key.
+No technique is named here: callers pass the classes, and all facts come from their cards, their source and the evidence of
+tunings. Reported and measured gains never share a key.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ NUMERICS: Mapping[Numerics, str] = {
     Numerics.ROUNDING: "gradients and losses move less than other batches and other seeds move them",
     Numerics.TRAINING: "held-out quality is proved not worse, over several seeds",
 }
-"""A tuning keeps an optimization of that class only where this holds."""
+"""Condition for keeping an optimization, by its numerics class."""
 
 MEMORY_SAVED = 0.95
-"""A peak below this share of what it was counts as memory saved."""
+"""Memory counts as saved if the peak is below this share of the earlier peak."""
 NOT_TRIED = "not tried in a recorded run yet"
 MADE_FOR_IT = "made_for_it"
-"""`how` of a row that no tuning found: the technique alone, on a job made to have its bottleneck."""
+"""Value of `how` in a row of the techniques benchmark: one technique, on a job made to have its bottleneck."""
 _HEADINGS = ("Relieves", "Numerics", "Limits")
 
 
 def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
-    """One optimization as `hasten doctor --catalogue --json` prints it.
+    """Return an optimization as `hasten doctor --catalogue --json` prints it.
 
     Args:
         kind: The optimization.
-        recorded: Name -> `measured` and `why_not_measured`, as the file of recorded measurements holds them.
+        recorded: Name -> `measured` and `why_not_measured`, from the file of recorded measurements.
 
     Returns:
-        Its card; `hoped_gain`, null where nothing is promised; `measured`, a list of rows (see `measurement` and
-        `made_for_it`), or null and then `why_not_measured` says why.
+        The card; `hoped_gain`, null if no figure is known; and `measured`, a list of rows (see `measurement` and
+        `made_for_it`), or null with the reason in `why_not_measured`.
     """
     card = kind.card
     mine = recorded.get(card.name) or {}
@@ -66,12 +66,12 @@ def entry(kind: Kind, recorded: Mapping[str, Any]) -> Row:
 
 
 def explanation(kind: Kind, kinds: Mapping[str, Kind], recorded: Mapping[str, Any]) -> Row:
-    """All that is known of one optimization: `entry`, and what its source says.
+    """Return everything known about an optimization: its `entry`, and facts from its source.
 
     Args:
         kind: The optimization.
-        kinds: The whole catalogue, for what cannot stand beside it.
-        recorded: As for `entry`.
+        kinds: The whole catalogue, to find conflicts.
+        recorded: See `entry`.
     """
     said = docstring_lines(inspect.getdoc(sys.modules[kind.__module__]) or "")
     return {
@@ -89,10 +89,10 @@ def explanation(kind: Kind, kinds: Mapping[str, Kind], recorded: Mapping[str, An
 
 
 def measurement(candidate: Candidate, evidence: Evidence) -> Row:
-    """What a tuning measured of one candidate, on one flat row.
+    """Return the measurement of a candidate in a tuning as a flat row.
 
-    `ratio`, `low`, `high`, `pairs` and `verdict` are null where it was not run; `how` is `screening` (resident processes in
-    turns) or `confirmation` (fresh ones). The gain is that on top of what the tuning had kept before.
+    `ratio`, `low`, `high`, `pairs` and `verdict` are null if it was not run. `how` is `screening` (resident processes in
+    turns) or `confirmation` (fresh processes). The gain is on top of the techniques kept before.
     """
     comparison, summary = candidate.comparison, evidence.machine.get("summary")
     return {
@@ -114,15 +114,15 @@ def measurement(candidate: Candidate, evidence: Evidence) -> Row:
 
 
 def made_for_it(row: Mapping[str, Any], *, machine: str, with_memory: bool) -> Row:
-    """What the benchmark of techniques saw of one on a job made for it: a row with the keys of `measurement`, and some more.
+    """Return a measurement of the techniques benchmark, on a job made for the technique: `measurement` with more keys.
 
-    `job_words` says what the job is, `compared` what the ratio is of; `memory` holds the peak of a process `without_bytes`
-    and `with_bytes` the technique, or is null where it promises nothing about memory. `outcome` is `measured`, for no tuning
-    decided anything.
+    `job_words` describes the job, and `compared` the quantity of the ratio. `memory` contains the peak of a process
+    `without_bytes` and `with_bytes` the technique, or is null if it does not save memory. `outcome` is `measured`, because
+    no tuning decided.
 
     Args:
-        row: Of `benchmarks/results/techniques.json`.
-        machine: Where it was measured.
+        row: A row of `benchmarks/results/techniques.json`.
+        machine: The machine it was measured on.
         with_memory: Whether the technique may save memory.
     """
     comparison, memory = row.get("comparison") or {}, row.get("memory") or {}
@@ -145,13 +145,13 @@ def made_for_it(row: Mapping[str, Any], *, machine: str, with_memory: bool) -> R
 
 
 def docstring_lines(doc: str) -> dict[str, str]:
-    """The lines `Relieves:`, `Numerics:` and `Limits:` of an optimization's module docstring, each on one line."""
+    """Return the texts of `Relieves:`, `Numerics:` and `Limits:` in a module docstring, each on one line."""
     lines = re.findall(rf"^({'|'.join(_HEADINGS)}):[ ]*(.*(?:\n[ ]+\S.*)*)", doc, re.MULTILINE)
     return {heading: " ".join(words.split()) for heading, words in lines}
 
 
 def settings(kind: Kind) -> list[Row]:
-    """The settings: name, default, `choices` where only some values are allowed, and what the class docstring says."""
+    """Return the settings: name, default, description, and `choices` if only some values are allowed."""
     types, doc = typing.get_type_hints(kind), inspect.getdoc(kind) or ""
     rows = []
     for item in fields(kind):
@@ -163,9 +163,9 @@ def settings(kind: Kind) -> list[Row]:
 
 
 def refusals(kind: Kind) -> list[str]:
-    """The reasons it can give for not fitting, in the order of its source; `...` stands for what it would have seen.
+    """Return the reasons for which it can be not applicable, in source order, with `...` for the value seen.
 
-    Those of the functions that it shares with other optimizations come last.
+    Reasons from functions that it shares with other optimizations come last.
     """
     module = sys.modules[kind.__module__]
     package = module.__name__.rpartition(".")[0]
@@ -181,7 +181,7 @@ def refusals(kind: Kind) -> list[str]:
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Fit.no"]
             calls.sort(key=lambda call: call.lineno)
             found += ["".join(_literal(call.args[0])) for call in calls if call.args]
-    except OSError:  # no source lies beside the compiled module: the reasons are still given when they apply
+    except OSError:  # compiled without its source; the reasons are still given when they apply
         return []
     return list(dict.fromkeys(words for words in found if words.strip(". ")))
 
@@ -195,7 +195,7 @@ def _literal(node: ast.expr) -> Iterator[str]:
 
 
 def conflicts(kind: Kind, kinds: Mapping[str, Kind]) -> list[str]:
-    """What cannot stand in a plan beside it, each with the reason."""
+    """Return why other optimizations cannot be in a plan with it, one reason each."""
     own = kind()
     return [why for name, other in kinds.items() if name != kind.card.name and (why := clash(own, other()))]
 
@@ -204,17 +204,17 @@ def conflicts(kind: Kind, kinds: Mapping[str, Kind]) -> list[str]:
 
 
 def is_made_for_it(row: Mapping[str, Any]) -> bool:
-    """Whether a row tells of a job made for the technique, and not of what a tuning found."""
+    """Return whether a row was measured on a job made for the technique, and not by a tuning."""
     return row.get("how") == MADE_FOR_IT
 
 
 def job_words(row: Mapping[str, Any]) -> str:
-    """The job of a row without its path: `TextJob`; `made for it` where it was made for the technique."""
+    """Return the job of a row without its path (`TextJob`), or `made for it` if it was made for the technique."""
     return "made for it" if is_made_for_it(row) else str(row["job"]).rpartition(":")[2]
 
 
 def place_words(row: Mapping[str, Any]) -> str:
-    """Where a row was measured, in full: `TextJob`, or `on a job made for it (large matrix products)`."""
+    """Return the job of a row in full: `TextJob`, or `on a job made for it (large matrix products)`."""
     words = row.get("job_words") or ""
     return f"on a job made for it ({words[:1].lower()}{words[1:]})" if is_made_for_it(row) else job_words(row)
 
@@ -226,19 +226,19 @@ def row_outcome_words(row: Mapping[str, Any]) -> str:
 
 
 def compared_words(row: Mapping[str, Any]) -> str:
-    """What a ratio is of, where it is not the time of updates: `, by the time of an epoch`; else empty."""
+    """Return the quantity of a ratio if it is not the update time, such as `, by the time of an epoch`; otherwise empty."""
     compared = row.get("compared") or ""
     return f", by {compared}" if compared and "update" not in compared else ""
 
 
 def memory_words(row: Mapping[str, Any]) -> str:
-    """Peak memory without the technique and with it: `peak memory 800 to 500 MiB`; empty where it is not told."""
+    """Return the peak memory without and with the technique: `peak memory 800 to 500 MiB`; empty if unknown."""
     without, with_it = _peaks(row)
     return "" if without is None or with_it is None else f"peak memory {without / 2**20:.0f} to {with_it / 2**20:.0f} MiB"
 
 
 def gain_words(row: Mapping[str, Any]) -> str:
-    """A measured gain: `1.75x (1.35 to 2.26)`; empty where nothing was measured."""
+    """Format a measured gain: `1.75x (1.35 to 2.26)`; empty if nothing was measured."""
     ratio, low, high = (row.get(key) for key in ("ratio", "low", "high"))
     if ratio is None:
         return ""
@@ -246,20 +246,20 @@ def gain_words(row: Mapping[str, Any]) -> str:
 
 
 def _times(ratio: float) -> str:
-    """A ratio with as many digits as mean something."""
+    """Format a ratio with its significant digits."""
     return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def claim_words(hoped_gain: str | None) -> tuple[str, str]:
-    """What is promised, and the address where: two strings, both empty for none."""
+    """Return the reported gain and its address; both are empty if none is known."""
     parts = re.fullmatch(r"(.*?) ?\((https?://\S+)\)", hoped_gain or "", re.DOTALL)
     return (parts[1], parts[2]) if parts else (hoped_gain or "", "")
 
 
 def tone(row: Mapping[str, Any]) -> Tone:
-    """How a row is coloured: good where it was kept, or is faster by itself; bad where it was slower or failed; else open.
+    """Return the colour of a row: good if it was kept or is faster alone, bad if it is slower or failed, otherwise open.
 
-    What saved memory may be slower: that is its price.
+    A technique that saves memory may be slower: that is its cost.
     """
     outcome, verdict = row.get("outcome"), row.get("verdict")
     if outcome == "applied" or (is_made_for_it(row) and verdict == "faster"):

@@ -1,4 +1,4 @@
-"""A curve in a terminal: columns of blocks, or of `#` where the terminal has no blocks."""
+"""Draw a curve in a terminal with block characters, or with `#` if the terminal has none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ASCII = " #"
 
 
 def curve(values: Sequence[float], *, width: int = 60, height: int = 8, plain: bool = False) -> list[str]:
-    """Lines of text that draw the values from left to right, the largest and the smallest beside the first and last line.
+    """Return lines of text that draw the values from left to right, with the largest and smallest value at the left edge.
 
     Args:
-        values: Finite numbers; several that fall into one column are averaged.
-        width: Columns of the drawing, without the numbers beside it.
-        height: Its lines.
+        values: Finite numbers. Values that share a column are averaged.
+        width: Number of columns of the curve, without the numbers at the edge.
+        height: Number of lines.
         plain: Draw in ASCII.
     """
     if not values:
@@ -24,7 +24,7 @@ def curve(values: Sequence[float], *, width: int = 60, height: int = 8, plain: b
     low, high = min(columns), max(columns)
     marks = ASCII if plain else BLOCKS
     steps = len(marks) - 1
-    # The smallest value is one step high, so that a column is there wherever there is a value.
+    # The smallest value is one step high, so that every value has a visible column.
     heights = [1 + round((value - low) / (high - low) * (height * steps - 1)) if high > low else 1 for value in columns]
     rows = ["".join(marks[min(max(tall - steps * line, 0), steps)] for tall in heights) for line in reversed(range(height))]
     numbers = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"] if height > 1 else [f"{high:.4g}"]
@@ -33,7 +33,7 @@ def curve(values: Sequence[float], *, width: int = 60, height: int = 8, plain: b
 
 
 def averaged(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` numbers, each the mean of as many neighbours as the others."""
+    """Return at most `width` numbers, each the mean of an equal share of the values."""
     count = min(len(values), width)
-    edges = [round(at * len(values) / count) for at in range(count + 1)]
+    edges = [round(column * len(values) / count) for column in range(count + 1)]
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

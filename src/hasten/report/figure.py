@@ -1,4 +1,4 @@
-"""The parts of a figure that all plots of the report share: axes, rows, dots, lines, the calm layout."""
+"""Parts of a figure that the plots of the report share: axes, rows, dots, lines and the layout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TICKS = (0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 
 
 
 def safe(label: str) -> str:
-    """A label in which plotly reads no HTML."""
+    """Escape a label, because plotly interprets HTML in labels."""
     return html.escape(label, quote=False)
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """The labels, with a number on one that comes again a number, because plotly would merge their rows."""
+    """Return the labels with a number appended to repeated ones. Plotly would merge rows with equal labels."""
     counts: dict[str, int] = {}
     out = []
     for label in labels:
@@ -31,7 +31,7 @@ def distinct(labels: Sequence[str]) -> list[str]:
 
 
 def reach_of(comparison: Comparison) -> tuple[float | None, float | None]:
-    """How far the interval reaches below and above the ratio."""
+    """Return how far the interval extends below and above the ratio."""
     low, ratio, high = comparison.low, comparison.ratio, comparison.high
     if low is None or ratio is None or high is None:
         return None, None
@@ -39,7 +39,7 @@ def reach_of(comparison: Comparison) -> tuple[float | None, float | None]:
 
 
 def dots(labels: Sequence[str], values: Sequence[float | None], **marker: Any) -> Figure:
-    """One mark per row, of the `color`, `symbol` and `size` given."""
+    """Return one mark per row, with the given `color`, `symbol` and `size`."""
     line = {"color": marker["color"], "width": 2.5 if "line" in marker["symbol"] else 1.5}
     return {
         "type": "scatter",
@@ -54,7 +54,7 @@ def dots(labels: Sequence[str], values: Sequence[float | None], **marker: Any) -
 
 
 def whiskers(errors: Sequence[tuple[float | None, float | None]], colour: str) -> Figure:
-    """Error bars of a row's mark, from how far each interval reaches below and above."""
+    """Return error bars for the marks, from the extent of each interval below and above."""
     below, above = ([arm[side] or 0.0 for arm in errors] for side in (0, 1))
     return {
         "type": "data",
@@ -68,13 +68,13 @@ def whiskers(errors: Sequence[tuple[float | None, float | None]], colour: str) -
 
 
 def axis(title: str, **more: Any) -> Figure:
-    """A linear axis with a title that names its unit; it cannot be dragged."""
+    """Return a linear axis that cannot be dragged. The title should name the unit."""
     name = {"text": title, "standoff": 12, "font": {"size": 13, "color": "$muted"}}
     return {"title": name, "fixedrange": True, "zeroline": False, "gridcolor": "$grid", **more}
 
 
 def ratio_axis(title: str, values: Sequence[float | None]) -> Figure:
-    """A log axis of speed-ups that just holds `values`: equal factors get equal lengths."""
+    """Return a log axis of speed-ups that fits `values`. Equal factors have equal lengths."""
     positive = [value for value in values if value is not None and value > 0]
     low, high = min(positive), max(positive)
     pad = max(math.log10(high / low) * 0.05, 0.012)
@@ -89,7 +89,7 @@ def ratio_axis(title: str, values: Sequence[float | None]) -> Figure:
 
 
 def rows_axis(labels: Sequence[str]) -> Figure:
-    """A vertical axis of named rows, the first on top."""
+    """Return a vertical axis of named rows, the first at the top."""
     return {
         "type": "category",
         "categoryorder": "array",
@@ -104,19 +104,19 @@ def rows_axis(labels: Sequence[str]) -> Figure:
 
 
 def vertical(x: float, colour: str, dash: str) -> Figure:
-    """A vertical line through the whole plot at `x`."""
+    """Return a vertical line across the whole plot at `x`."""
     line = {"color": colour, "width": 1.4, "dash": dash}
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line, "layer": "below"}
 
 
-def note(x: float, words: str) -> Figure:
-    """Words above the plot at `x` of a log axis."""
+def note(x: float, text: str) -> Figure:
+    """Return a note above the plot at `x` of a log axis."""
     where = {"x": math.log10(x), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
-    return {**where, "text": words, "font": {"color": "$muted", "size": 12}}
+    return {**where, "text": text, "font": {"color": "$muted", "size": 12}}
 
 
 def layout(**more: Any) -> Figure:
-    """The layout of every plot: no frame, no legend (the page draws keys), no dragging."""
+    """Return the layout of every plot: no frame, no legend (the page has its own), no dragging."""
     plain: Figure = {
         "margin": {"l": 8, "r": 16, "t": 8, "b": 48},
         "paper_bgcolor": "rgba(0,0,0,0)",

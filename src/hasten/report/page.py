@@ -1,7 +1,7 @@
-"""One HTML page that needs no network, no server and no other file: what every page of Hasten is made of.
+"""Render Hasten's HTML pages. A page needs no network, no server and no other file.
 
-Everything a user named is escaped by jinja2; figures travel as JSON whose angle brackets are escaped; a content security
-policy lets only the page's own two scripts run and nothing load.
+Jinja2 escapes all text from users, and figures are embedded as JSON with escaped angle brackets. A content security policy
+allows only the page's own two scripts, and no requests.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from hasten.report import schema
 from hasten.report.figure import Figure
 
 Plot: TypeAlias = "Figure | str"
-"""A figure, or a sentence in place of one that has no data."""
+"""A figure, or a sentence instead of a figure without data."""
 
 
 def write_page(text: str, path: Path, option: str) -> None:
-    """Write a page to `path`, whole or not at all.
+    """Write a page to `path`, atomically.
 
     Args:
         text: The page.
         path: The file.
-        option: Of the command line, which names another place.
+        option: The command-line option that chooses another path, for the error message.
 
     Raises:
-        HastenError: The folder cannot be written.
+        HastenError: The file cannot be written.
     """
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise HastenError(f"Cannot write the page to {path}: {error}. Choose another place with {option}.") from error
+        raise HastenError(f"Cannot write the page to {path}: {error}. Choose another path with {option}.") from error
 
 
 def render_page(environment: jinja2.Environment, template: str, plots: Mapping[str, Plot], **context: Any) -> str:
-    """A page as text.
+    """Return a page as text.
 
     Args:
-        environment: Of the templates, see `environment`.
-        template: Its name.
-        plots: By name; the template places them by its macro `plot`.
-        context: What else the template names.
+        environment: The environment of the templates, see `environment`.
+        template: Name of the template.
+        plots: Plots by name. The template places each of them.
+        context: Other variables of the template.
     """
     drawn = {name: plot for name, plot in plots.items() if not isinstance(plot, str)}
     plotly, page = (_plotly() if drawn else ""), _source(environment, "report.js")
@@ -67,7 +67,7 @@ def render_page(environment: jinja2.Environment, template: str, plots: Mapping[s
 
 
 def environment() -> jinja2.Environment:
-    """The templates of this package; whatever they are given is escaped."""
+    """Return an environment for the templates of this package, which escapes all values."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("hasten.report", "templates"),
         autoescape=True,
@@ -77,7 +77,7 @@ def environment() -> jinja2.Environment:
 
 
 def _json(value: Any) -> str:
-    """JSON that is safe between script tags: no angle bracket, ampersand or line separator stays as it is.
+    """Return JSON that is safe between script tags: angle brackets, ampersands and line separators are escaped.
 
     Numbers that are not finite, such as a NaN loss, become null.
     """
@@ -93,11 +93,11 @@ def _source(environment: jinja2.Environment, name: str) -> str:
 
 @functools.cache
 def _plotly() -> str:
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (slow to import, and only a page that is written needs it)
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (slow to import, and needed only to write a page)
 
     source: str = get_plotlyjs()
     if "</script" in source.lower():
-        raise HastenError("The plotly package holds a script that cannot be embedded. Run `pip install 'plotly>=7,<8'`.")
+        raise HastenError("This plotly's script cannot be embedded in a page. Run `pip install 'plotly>=7,<8'`.")
     return source.replace("\r\n", "\n").replace("\r", "\n")
 
 

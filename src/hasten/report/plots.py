@@ -1,8 +1,8 @@
-"""The plots of the report, as plain plotly figures: pure functions of the evidence.
+"""The plots of the report as plotly figures: pure functions of the evidence.
 
-A figure is a dict of `data` and `layout` that plotly.js draws. Colours are tokens such as `$accent`, which the page replaces
-by its CSS variables, so one figure serves light, dark and print. What cannot be drawn is a sentence instead of a figure.
-Names that users gave are escaped, because plotly reads a little HTML in its labels.
+A figure is a dict with `data` and `layout` for plotly.js. Colours are tokens such as `$accent`, which the page replaces with
+its CSS variables, so one figure works for light, dark and print. A plot without data is a sentence instead of a figure.
+Names from users are escaped, because plotly interprets HTML in labels.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hasten.report.figure import (
     whiskers,
 )
 from hasten.report.page import Plot
-from hasten.report.words import interval_words, is_to_target, ms_words, percent, ratio_words, wall_ms
+from hasten.report.words import comparable_phases, interval_words, is_to_target, ms_words, percent, ratio_words, wall_ms
 
 FAR = 20.0
-"""A speed-up that is drawn no farther."""
+"""Ceilings above this speed-up are drawn at it."""
 
 
 def figures(evidence: Evidence) -> dict[str, Plot]:
-    """Every plot of the report by name; a sentence in place of one that has no data."""
+    """Return the plots of the report by name, with a sentence instead of a plot without data."""
     return {
         "phases": phases(evidence),
         "ceilings": ceilings(evidence),
@@ -45,11 +45,15 @@ def figures(evidence: Evidence) -> dict[str, Plot]:
 
 
 def phases(evidence: Evidence) -> Plot:
-    """Where the time of an update goes, before and after: stacked bars in ms, or in shares where no time is known."""
+    """Return stacked bars of the phases of an update before and after, in ms, or in shares if no time is known.
+
+    Phases that were not measured again under the plan are in neither bar.
+    """
     step = evidence.step_ms
+    before, after, _ = comparable_phases(evidence)
     arms = (
-        ("before", evidence.phases, step.baseline if step else None),
-        ("after", evidence.phases_after, step.tuned if step else None),
+        ("before", before, step.baseline if step else None),
+        ("after", after, step.tuned if step else None),
     )
     bars = [(label, shares, wall_ms(shares, update_ms)) for label, shares, update_ms in arms if shares]
     if not bars:
@@ -97,10 +101,7 @@ def phases(evidence: Evidence) -> Plot:
 
 
 def ceilings(evidence: Evidence) -> Plot:
-    """What could be gained at most against what was reached: one row per measured ceiling and per candidate that was run.
-
-    Ceilings past `FAR` are drawn there: what a job would do without its model is no plan.
-    """
+    """Return the largest possible gains and the measured ones, with a row for each ceiling and each measured candidate."""
     labels: list[str] = []
     limits: list[float | None] = []
     reached: list[float | None] = []
@@ -118,7 +119,7 @@ def ceilings(evidence: Evidence) -> Plot:
             reached.append(comparison.ratio)
             errors.append(reach_of(comparison))
     if not labels:
-        return "No ceiling was measured and no candidate was run, so there is no prediction to hold against an outcome."
+        return "No ceiling was measured and no candidate was run, so there is no prediction to compare with a result."
     labels = distinct(labels)
     bar = {"type": "line", "line": {"color": "$line", "width": 6}, "layer": "below"}
     spans: list[Figure] = [
@@ -142,17 +143,17 @@ def ceilings(evidence: Evidence) -> Plot:
 
 
 def climb(evidence: Evidence) -> Plot:
-    """The search as a waterfall: each applied candidate starts where the last one ended; pruned ones do not count."""
+    """Return the search as a waterfall: each kept candidate starts where the last one ended; removed ones do not count."""
     labels, bases, lengths, colours, patterns, hover, errors = [], [], [], [], [], [], []
     height = 1.0
     for candidate in evidence.rungs:
         comparison = candidate.comparison
         if candidate.outcome not in ("applied", "pruned") or comparison is None or comparison.ratio is None:
             continue
-        if is_to_target(comparison):
-            continue  # time to target is no speed of updates: it does not multiply with them
+        if is_to_target(comparison) or candidate.event:
+            continue  # not a speed of updates, so it does not multiply with them
         pruned = candidate.outcome == "pruned"
-        labels.append(safe(candidate.name) + (" (pruned)" if pruned else ""))
+        labels.append(safe(candidate.name) + (" (removed)" if pruned else ""))
         bases.append(height)
         lengths.append(height * (comparison.ratio - 1))
         colours.append("$line" if pruned else "$accent")
@@ -163,7 +164,7 @@ def climb(evidence: Evidence) -> Plot:
         height *= 1.0 if pruned else comparison.ratio
     if not labels:
         if evidence.applied:
-            return "What was kept makes no update faster: it is judged by the time to the target, in the table below."
+            return "The plan does not make updates faster. The table below shows what its techniques are judged by."
         return "No candidate was kept, so the job stays as it is."
     final = evidence.final
     if final is not None and final.ratio is not None:
@@ -207,13 +208,13 @@ def climb(evidence: Evidence) -> Plot:
 
 
 def pairs(comparison: Comparison | None) -> Plot:
-    """The raw proof: the ratio of each pair, on the interval they make and the floor they had to clear."""
+    """Return the speed-up of each pair of the final proof, with their interval and the noise floor to exceed."""
     points = pair_ratios(comparison.samples or () if comparison else ())
     if comparison is None or not points:
         return "There are no paired samples of a final comparison, so there is no proof to draw."
-    labels = [f"pair {pair}{' (spoilt)' if bad else ''}:  {ratio_words(ratio, '×')}" for pair, ratio, bad in points]
-    sound = [None if spoilt else ratio for _, ratio, spoilt in points]
-    spoilt = [ratio if spoilt else None for _, ratio, spoilt in points]
+    labels = [f"pair {pair}{' (disturbed)' if bad else ''}:  {ratio_words(ratio, '×')}" for pair, ratio, bad in points]
+    sound = [None if disturbed else ratio for _, ratio, disturbed in points]
+    disturbed = [ratio if disturbed else None for _, ratio, disturbed in points]
     low, high, ratio, floor = comparison.low, comparison.high, comparison.ratio, comparison.floor
     shapes: list[Figure] = [vertical(1.0, "$muted", "solid")]
     notes: list[Figure] = [note(1.0, "no change")]
@@ -226,9 +227,9 @@ def pairs(comparison: Comparison | None) -> Plot:
     if floor is not None:
         shapes.append(vertical(1 + floor, "$bad", "dot"))
     data = [dots(labels, sound, color="$accent", symbol="circle", size=11)]
-    if any(spoilt_ratio is not None for spoilt_ratio in spoilt):
-        data.append(dots(labels, spoilt, color="$bad", symbol="x-thin-open", size=10))
-    drawn = [value for value in (*sound, *spoilt, low, high, 1.0, 1 + (floor or 0.0)) if value is not None]
+    if any(value is not None for value in disturbed):
+        data.append(dots(labels, disturbed, color="$bad", symbol="x-thin-open", size=10))
+    drawn = [value for value in (*sound, *disturbed, low, high, 1.0, 1 + (floor or 0.0)) if value is not None]
     return {
         "data": data,
         "layout": layout(
@@ -243,7 +244,11 @@ def pairs(comparison: Comparison | None) -> Plot:
 
 
 def pair_ratios(samples: Sequence[Sample]) -> list[tuple[int, float, bool]]:
-    """Pair number, its ratio (arm A's time over arm B's, geometric means), and whether one of its samples was spoilt."""
+    """Return for each pair its number, ratio and whether a sample was disturbed.
+
+    The ratio is the geometric mean time of arm A divided by that of arm B. Disturbed samples count only if an arm has no
+    others.
+    """
     by_pair: dict[int, dict[str, list[Sample]]] = {}
     for sample in samples:
         if sample.seconds_per_item > 0:
@@ -251,16 +256,16 @@ def pair_ratios(samples: Sequence[Sample]) -> list[tuple[int, float, bool]]:
     ratios = []
     for pair, arms in sorted(by_pair.items()):
         clean = {arm: [sample for sample in some if not sample.spoilt] for arm, some in arms.items()}
-        spoilt = not all(clean.values())
-        used = arms if spoilt else clean
+        disturbed = not all(clean.values())
+        used = arms if disturbed else clean
         if all(used.values()):
             logs = {arm: fmean(math.log(sample.seconds_per_item) for sample in some) for arm, some in used.items()}
-            ratios.append((pair, math.exp(logs["A"] - logs["B"]), spoilt))
+            ratios.append((pair, math.exp(logs["A"] - logs["B"]), disturbed))
     return ratios
 
 
 def losses(evidence: Evidence) -> Plot:
-    """Training loss of both arms, update by update."""
+    """Return the training loss of both arms at each update."""
     recorded = evidence.losses
     curves = {"baseline": recorded.baseline, "tuned": recorded.tuned} if recorded else {}
     if not curves or not all(any(value is not None for value in values) for values in curves.values()):

@@ -1,7 +1,7 @@
-"""Read JSON into frozen dataclasses, name every mistake by its key path, and write the same JSON back.
+"""Read JSON into frozen dataclasses, report every mistake with its key path, and write the same JSON back.
 
-A field without a default must be in the file; one with a default may be missing, and is left out again while it is None.
-Whatever else a table of the file holds is kept in its `more`, so that reading and writing loses nothing.
+A field without a default must be in the file. A field with a default may be missing, and is not written if it is None.
+Unknown keys of a table are kept in its `more`, so that reading and writing loses nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ T = TypeVar("T", bound=Table)
 
 
 def read(kind: type[T], value: Any, name: str) -> tuple[T, list[str]]:
-    """A table read from JSON, and what is wrong with it; use the table only where nothing is.
+    """Return a table read from JSON, and its mistakes. The table is valid only if there are none.
 
     Args:
-        kind: The dataclass that describes it.
-        value: As `json.loads` gave it.
-        name: What messages call the whole.
+        kind: The dataclass that describes the table.
+        value: The data, as returned by `json.loads`.
+        name: Name of the whole table in messages.
     """
     problems: list[str] = []
     table: T = _read(value, kind, "", problems, name)
@@ -47,7 +47,7 @@ def read(kind: type[T], value: Any, name: str) -> tuple[T, list[str]]:
 
 
 def write(value: Any) -> Any:
-    """Plain JSON values; numbers that are not finite become null."""
+    """Return JSON-compatible data. Numbers that are not finite become null."""
     if isinstance(value, Table):
         kind: Any = type(value)
         known = {key: write(getattr(value, item.name)) for key, item in _fields(kind).items()}
@@ -64,7 +64,7 @@ def write(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, Field[Any]]:
-    """The fields by their keys in the file."""
+    """Return the fields by their keys in the file."""
     return {item.metadata.get("key", item.name): item for item in dataclasses.fields(kind) if item.name != "more"}
 
 
@@ -74,7 +74,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _is_optional(item: Field[Any]) -> bool:
-    """Whether the key may be missing; a field marked `required` has a default in Python alone."""
+    """Return whether the key may be missing. A field marked `required` has a default only in Python."""
     if item.metadata.get("required"):
         return False
     return item.default is not MISSING or item.default_factory is not MISSING
@@ -154,14 +154,14 @@ def _read_table(value: Mapping[str, Any], kind: Any, path: str, problems: list[s
                 problems.append(f"`{where}` is missing")
                 missing = True
         elif value[key] is None and item.default is None and _is_optional(item):
-            more[key] = None  # null where the key could be missing as well: it is written back as it was
+            more[key] = None  # null, although the key may be missing: it is written back unchanged
         else:
             known[item.name] = _read(value[key], _hints(kind)[item.name], where, problems)
     return None if missing else kind(**known, more=more)
 
 
 def _read_union(value: Any, arms: tuple[Any, ...], path: str, problems: list[str]) -> Any:
-    """The first arm that fits; the problems of the first where none does."""
+    """Read the first arm that fits. If none does, report the problems of the first."""
     if value is None and types.NoneType in arms:
         return None
     first: list[str] = []

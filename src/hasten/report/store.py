@@ -1,4 +1,4 @@
-"""A page about a store: its columns and shards, where it came from, and how long its rows are. Facts in, one file out."""
+"""Write an HTML page about a store: its columns, its shards, its source and the lengths of its rows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ HEIGHT = 280
 
 
 def write_store_page(facts: Mapping[str, Any], path: Path) -> None:
-    """Write the page to `path`, whole or not at all.
+    """Write the page to `path`, atomically.
 
     Args:
-        facts: As `hasten.data.store.info.describe` gives them.
+        facts: The facts that `hasten.data.store.info.describe` returns.
         path: The file.
 
     Raises:
-        HastenError: The folder cannot be written.
+        HastenError: The file cannot be written.
     """
     write_page(render_store(facts), path, "--html")
 
 
 def render_store(facts: Mapping[str, Any]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     made = environment()
     made.filters["bytes_words"] = bytes_words
     columns = [{**column, "length": facts["lengths"].get(column["name"])} for column in facts["columns"]]
@@ -38,10 +38,10 @@ def render_store(facts: Mapping[str, Any]) -> str:
 
 
 def lengths_plot(lengths: Mapping[str, Any]) -> Plot:
-    """A histogram of how long rows are, with the median marked."""
+    """Return a histogram of row lengths, with the median marked."""
     bins, counts = list(pairwise(lengths["edges"])), lengths["counts"]
     if not lengths["rows"]:
-        return "There are no rows to measure."
+        return "The store has no rows to measure."
     unit = lengths["unit"]
     bars: Figure = {
         "type": "bar",
@@ -64,7 +64,7 @@ def lengths_plot(lengths: Mapping[str, Any]) -> Plot:
             height=HEIGHT,
             bargap=0,
             xaxis=axis(f"length of a row, {unit}", rangemode="tozero"),
-            yaxis=axis("rows looked at", automargin=True),
+            yaxis=axis("sampled rows", automargin=True),
             shapes=[median],
         ),
     }

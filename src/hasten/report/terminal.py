@@ -15,6 +15,7 @@ from hasten.report.evidence import PHASES, Candidate, Evidence
 from hasten.report.words import (
     Tone,
     command_words,
+    comparable_phases,
     headline,
     interval_words,
     is_to_target,
@@ -107,7 +108,8 @@ def _ascii(words: str) -> str:
 
 
 def _print_phases(evidence: Evidence, say: _Speaker) -> None:
-    before, after, step = evidence.phases, evidence.phases_after or {}, evidence.step_ms
+    before, after, missing = comparable_phases(evidence)
+    step = evidence.step_ms
     whole = (step.baseline, step.tuned) if step else (None, None)
     if not before:
         return
@@ -131,6 +133,8 @@ def _print_phases(evidence: Evidence, say: _Speaker) -> None:
         grid.add_row(*row)
     say.console.print()
     say.line(grid)
+    if missing:
+        say.line(Text(f"Not measured again under the plan, so left out of both: {', '.join(missing)}.", style="dim"))
 
 
 def _bar_cells(width: int, arms: int) -> int:

@@ -44,7 +44,11 @@
   };
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  window.addEventListener("beforeprint", () => { root.classList.add("printing"); draw(); });
+  window.addEventListener("beforeprint", () => {
+    root.classList.add("printing");
+    for (const folded of document.querySelectorAll("details")) folded.open = true;
+    draw();
+  });
   window.addEventListener("afterprint", () => { root.classList.remove("printing"); draw(); });
 
   for (const button of document.querySelectorAll("button.copy")) {
