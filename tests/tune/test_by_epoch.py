@@ -61,6 +61,7 @@ def test_events_come_after_updates_and_leave_the_update_screen_alone(monkeypatch
     assert tried[0] == "sooner"
     assert outcomes(search)["sooner"] == "applied"
     candidate = next(candidate for candidate in search.state.candidates if candidate.name == "sooner")
+    assert candidate.event == "validation"
     assert "of an epoch's time; each validation costs 0.05 s instead of 0.25 s" in candidate.reason
     assert {"usual", "sooner"} <= set(screen.plan.names)
 

@@ -287,7 +287,7 @@ def test_the_final_proof_contains_both_ratios(
     assert told.tone == "good"
     assert "time_to_target = 1.49" in (evidence.plan_toml or "")
     page = (record.out / "report.html").read_text(encoding="utf-8")
-    assert "as soon (" in page
+    assert "sooner under the plan (" in page
     assert "whole runs, time to target" in page
 
 
