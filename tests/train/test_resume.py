@@ -21,7 +21,7 @@ from hasten.train.checkpoints.folder import CheckpointFolder
 from hasten.train.checkpoints.read import export_weights
 from hasten.train.checkpoints.saver import Pace
 from hasten.train.periodic import Report
-from hasten.train.run import RunOptions, train
+from hasten.train.run import RunOptions, _seconds_at, train
 from tests.cli.called import called
 
 
@@ -32,6 +32,15 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def weights(out: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(out / "model.pt", weights_only=True)
     return found
+
+
+@pytest.mark.parametrize(
+    ("reports", "seconds"),
+    [([], 0.0), ([(10, 1.0)], 2.0), ([(10, 1.0), (30, 4.0)], 2.5), ([(20, 3.0), (30, 4.0)], 3.0), ([(40, 8.0)], 4.0)],
+)
+def test_a_resumed_run_counts_the_seconds_until_its_checkpoint(reports: list[tuple[int, float]], seconds: float) -> None:
+    rows = [{"update": update, "seconds": done} for update, done in reports]
+    assert _seconds_at(rows, 20) == pytest.approx(seconds)
 
 
 def test_a_run_that_was_asked_to_stop_is_resumed(tmp_path: Path) -> None:
@@ -47,6 +56,7 @@ def test_a_run_that_was_asked_to_stop_is_resumed(tmp_path: Path) -> None:
     assert 9 <= first.updates < 25
     second = train(ChaosJob(), Plan(), out, max_updates=25, options=RunOptions(resume=True, pace=Pace(every=100)))
     assert (second.went_on_from, second.updates, second.stopped_by) == (first.updates, 25, None)
+    assert (first.part_samples, second.part_samples) == (first.samples, second.samples - first.samples)
     want, have = weights(tmp_path / "whole"), weights(out)
     assert all(torch.equal(want[name], have[name]) for name in want)
     assert [line["held_out"] for line in lines(out) if line["held_out"]] == [

@@ -106,6 +106,7 @@ class FakeScreen:
     floor_frac: float = FLOOR
     filling_s: float = 0.0
     tried: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     profiles: int = 0
     on_screen: Callable[[], None] = lambda: None
     again: Exception | None = None
@@ -144,7 +145,7 @@ class FakeScreen:
         )
 
     def say(self, words: str) -> None:
-        """Ignore the message."""
+        self.said.append(words)
 
     def freeze(self) -> None:
         """Do nothing."""
@@ -197,6 +198,16 @@ def make(
         candidates=candidates if candidates is not None else [],
     )
     return Search(state, fake, save=lambda: None)
+
+
+def test_the_search_reports_the_candidate_and_the_best_speed_so_far() -> None:
+    screen = FakeScreen(answers={"a": 1.5, "b": 0.9})
+    make([technique("a", prior=0.9), technique("b", prior=0.1)], screen).run()
+    trials = [words for words in screen.said if words.startswith("trying")]
+    assert trials == [
+        "trying a (candidate 1 of 2, best so far 1.00x)",
+        "trying b (candidate 2 of 2, best so far 1.50x)",
+    ]
 
 
 def configure(search: Search, **changes: Any) -> None:
