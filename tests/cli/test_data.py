@@ -105,7 +105,7 @@ def test_the_page_shows_its_plots(source: Path, tmp_path: Path) -> None:
     assert code == 0, said
     page = open_page(tmp_path / "info.html")
     assert page.error is None
-    assert (page.plots, page.pictures >= 1) == (1, True)
+    assert (page.plots, page.svgs >= 1) == (1, True)
     assert "SECRET" not in (tmp_path / "info.html").read_text()
 
 

@@ -34,13 +34,13 @@ class Page:
     Attributes:
         error: The error that a script raised; None if there was none.
         plots: Number of plots that its script reports as drawn.
-        pictures: Number of plots in the document.
+        svgs: Number of plots in the document.
         title: The title of the page.
     """
 
     error: str | None
     plots: int
-    pictures: int
+    svgs: int
     title: str
 
 
@@ -67,6 +67,6 @@ def open_page(path: Path) -> Page:
     return Page(
         error=error[1] if error else None,
         plots=int(plots[1]) if plots else 0,
-        pictures=len(re.findall(r'<svg class="main-svg"', done.stdout)),
+        svgs=len(re.findall(r'<svg class="main-svg"', done.stdout)),
         title=html.unescape(title[1]) if title else "",
     )

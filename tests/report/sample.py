@@ -287,7 +287,7 @@ def interrupted() -> Evidence:
     """Return the evidence of a tuning interrupted after three candidates: one kept, one removed, one failed."""
     evidence = copy.deepcopy(full())
     rungs = _applied()[:2]
-    rungs[1] = {**rungs[1], "outcome": "pruned", "reason": "no longer pays beside length_bucketing: 1.01x when removed"}
+    rungs[1] = {**rungs[1], "outcome": "pruned", "reason": "no longer pays with length_bucketing: 1.01x when removed"}
     rungs.append(rung("compile", "failed", "the trial ran out of memory: killed after 41 s", predicted_max_gain=2.6))
     evidence.update(
         rungs=rungs, final=None, finished=False, ended="interrupted", losses=None, phases_after=None, own_cost_frac=None

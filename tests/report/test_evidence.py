@@ -41,7 +41,7 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "candidate without a reason": (lambda e: e["rungs"][4].update(reason=" "), "`rungs[4].reason` is empty"),
     "gain without a measurement": (lambda e: e["rungs"][0].update(comparison=None), "`rungs[0].comparison` is null"),
     "verdict without an interval": (lambda e: e["final"].update(ratio=None), "`final` has no interval, but its verdict is"),
-    "interval beside its ratio": (lambda e: e["final"].update(low=9.0), "`final` needs 0 < low <= ratio <= high"),
+    "ratio outside its interval": (lambda e: e["final"].update(low=9.0), "`final` needs 0 < low <= ratio <= high"),
 }
 
 

@@ -291,7 +291,7 @@ def test_a_real_browser_draws_every_plot(name: str, tmp_path: Path) -> None:
     num_plots = sum(not isinstance(plot, str) for plot in figures(parse(evidence)).values())
     assert page.error is None
     assert page.plots == num_plots
-    assert page.pictures >= num_plots
+    assert page.svgs >= num_plots
     assert page.title.endswith("Hasten")
 
 
