@@ -120,7 +120,7 @@ def test_a_script_without_an_entry_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_markers_stand_at_the_end_of_a_line() -> None:
-    assert markers("a()  # truth: one\n# truth: one is told here\nb()  # truth: two\nc()  # truth: one\n") == {
+    assert markers("a()  # truth: one\n# truth: one starts here\nb()  # truth: two\nc()  # truth: one\n") == {
         "one": [1, 4],
         "two": [3],
     }

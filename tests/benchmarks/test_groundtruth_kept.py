@@ -74,7 +74,7 @@ def test_what_was_measured_at_this_commit_is_not_measured_again(results: Path, m
     monkeypatch.setattr(kept_module, "measured_commit", lambda: "def+changes")
     scripts({"profile": measure})
     scripts({"profile": measure})
-    assert len(called) == 5 * len(NAMES)  # nobody knows what the changes were
+    assert len(called) == 5 * len(NAMES)  # the changes are not recorded
 
 
 def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:

@@ -171,8 +171,8 @@ def test_images_are_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def git(clone: Path, *words: str) -> None:
-    told = ["-c", "user.name=nobody", "-c", "user.email=nobody@nowhere", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *told, "-C", str(clone), *words], check=True, capture_output=True)
+    settings = ["-c", "user.name=someone", "-c", "user.email=someone@nowhere", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *settings, "-C", str(clone), *words], check=True, capture_output=True)
 
 
 @pytest.fixture
