@@ -1,4 +1,4 @@
-"""Texts are in plain English: words of dialect that once stood here do not come back. This is a lint; it runs with the tests."""
+"""Lint for texts: words of dialect that were once in this project do not come back."""
 
 from __future__ import annotations
 
