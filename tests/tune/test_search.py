@@ -361,7 +361,7 @@ def test_speed_without_proof_is_refused(screening: Any, words: Any) -> None:
 @pytest.mark.parametrize(
     ("comparison", "outcome", "shown", "words"),
     [
-        (measured(0.7), "refused", "slower", "slower on this job"),
+        (measured(0.7), "refused", "slower", "slower: "),
         (measured(1.0), "refused", "no gain", "no gain: "),
         (measured(1.1, noise=0.3), "undecided", "undecided", "no gain was shown"),
         (Comparison(why="only 1 clean turns"), "undecided", "undecided", "only 1 clean turns"),
@@ -487,6 +487,9 @@ def test_candidates_beyond_the_budget_are_reported_and_not_run() -> None:
     assert screen.tried == ["good"]
     assert outcomes(search) == {"dear": "undecided", "good": "applied"}
     assert reason(search, "dear").startswith(NOT_TRIED)
+    assert [outcome_words(item) for item in search.state.candidates] == ["not tried", "applied"]
+    assert [message for message in screen.said if "dear" in message] == ["not tried for lack of time: dear"]
+    assert any(message.startswith("applied: good: faster: 1.50x") for message in screen.said)
 
 
 def test_a_conflict_with_the_plan_is_refused_with_both_names() -> None:
@@ -538,7 +541,7 @@ def test_pruning_is_skipped_when_the_budget_is_spent() -> None:
 
 def test_settled_candidates_of_an_earlier_session_are_not_tried_again() -> None:
     old = Candidate(
-        name="slow", settings={}, outcome="refused", reason="slower on this job", comparison=measured(0.7).to_evidence()
+        name="slow", settings={}, outcome="refused", reason="slower: 0.70x", comparison=measured(0.7).to_evidence()
     )
     screen = FakeScreen()
     search = make([technique("slow"), technique("new")], screen, candidates=[old])

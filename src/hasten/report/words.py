@@ -162,6 +162,8 @@ def outcome_words(candidate: Candidate) -> str:
 
 def outcome_in_words(outcome: str, *, tried: bool, verdict: str | None, numerics: str | None) -> str:
     """Return `outcome_words` from its parts: verdicts of the comparison and of the numerics gate, None if there is none."""
+    if outcome == "undecided" and not tried:
+        return "not tried"
     if outcome != "refused":
         return {"pruned": "removed"}.get(outcome, outcome)
     if not tried:
@@ -169,6 +171,12 @@ def outcome_in_words(outcome: str, *, tried: bool, verdict: str | None, numerics
     if numerics == "failed" or verdict in (None, "faster"):
         return "rejected"
     return "slower" if verdict == "slower" else "no gain"
+
+
+def outcome_line(candidate: Candidate) -> str:
+    """Return the outcome, the name and the reason of a candidate on one line."""
+    outcome = outcome_words(candidate)
+    return f"{outcome}: {candidate.name}: {candidate.reason.removeprefix(f'{outcome}: ')}"
 
 
 def next_command(evidence: Evidence) -> str:

@@ -18,7 +18,7 @@ from hasten.core.job import Quality
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, NonInferiority, Verdict, seeds_needed
 from hasten.report.evidence import Candidate, Outcome
-from hasten.report.words import outcome_words
+from hasten.report.words import outcome_line
 from hasten.tune.budget import REPORT_S, Budget, Costs
 from hasten.tune.objective import MEMORY_PROVED_FRAC, Goal, Objective
 from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
@@ -204,7 +204,7 @@ class FinalProof:
 
     def _remove(self, names: set[str], change: Callable[[Candidate], Candidate]) -> None:
         for item in self.record.change_applied(names, change):
-            self.say(f"{outcome_words(item)}: {item.name}: {item.reason}")
+            self.say(outcome_line(item))
 
     def _say_pair(self, so_far: Comparison) -> None:
         last = so_far.samples[-2:]

@@ -30,7 +30,7 @@ def try_events(state: SearchState, screen: Screen) -> Results:
             if state.has_room(needed_s):
                 yield _try(state, screen, ranked[0])
             else:
-                yield Result((noted(optimization, "undecided", no_time(needed_s), max_gain),))
+                yield Result((noted(optimization, "undecided", no_time(needed_s), max_gain),), quiet=True)
         except TrialError as error:
             yield Result((failed(optimization, error, max_gain),))
 

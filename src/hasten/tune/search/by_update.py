@@ -52,7 +52,7 @@ def try_candidates(state: SearchState, screen: Screen) -> Results:
         if state.has_room(needed_s):
             yield from _try(state, screen, best)
         else:
-            yield Result((noted(best.optimization, "undecided", no_time(needed_s), best.max_gain),))
+            yield Result((noted(best.optimization, "undecided", no_time(needed_s), best.max_gain),), quiet=True)
 
 
 def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from hasten.core.facts import Facts, JobFacts
 from hasten.profile.diagnosis import Diagnosis
-from hasten.report.words import outcome_words
+from hasten.report.words import outcome_line
 from hasten.tune.search.by_epoch import try_events
 from hasten.tune.search.by_target import try_to_target
 from hasten.tune.search.by_update import try_candidates
-from hasten.tune.search.candidate import put
+from hasten.tune.search.candidate import NOT_TRIED, names_of, put
 from hasten.tune.search.event_design import kept_event_facts
 from hasten.tune.search.prune import prune
 from hasten.tune.search.ranking import untried
@@ -48,6 +48,8 @@ class Search:
         """Try candidates until none is left or the time is up."""
         for strategy in STRATEGIES:
             self._follow(strategy)
+        if late := names_of(item for item in self.state.candidates if item.reason.startswith(NOT_TRIED)):
+            self.screen.say(f"not tried for lack of time: {', '.join(sorted(late))}")
         self._record(Result(tuple(untried(self.state)), quiet=True))
 
     def prune(self) -> None:
@@ -82,7 +84,7 @@ class Search:
         for candidate in result.candidates:
             put(self.state.candidates, candidate)
             if not result.quiet:
-                self.screen.say(f"{outcome_words(candidate)}: {candidate.name}: {candidate.reason}")
+                self.screen.say(outcome_line(candidate))
         self._save()
         if result.adopted is not None:
             self.adopt(result.adopted)

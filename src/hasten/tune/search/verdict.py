@@ -35,7 +35,7 @@ def decide(optimization: Optimization, screening: Screening, state: SearchState)
         why = _not_earned_back(screening, comparison.interval.ratio, state)
         return ("refused", f"faster, {gain}, but {why}") if why else ("applied", f"faster: {gain}")
     if comparison.verdict is Verdict.SLOWER:
-        return "refused", f"slower on this job: {gain}"
+        return "refused", f"slower: {gain}"
     if comparison.verdict is Verdict.SAME or comparison.interval.high < 1.0 + state.config.floor_frac:
         return "refused", f"no gain: {gain}"
     return "undecided", f"no gain was shown: {gain}, noise floor {state.config.floor_frac:.1%}"
