@@ -104,6 +104,8 @@ def test_what_does_not_apply_is_one_line_with_a_count() -> None:
     shown = flat(summary(evidence))
     assert f"{len(unfit)} technique" in shown
     assert unfit[0]["reason"] not in shown
+    unfit[0]["reason"] = "excluded by the request: not named in --only"
+    assert "1 technique excluded by the request" in flat(summary(evidence))
 
 
 def test_the_last_lines_are_the_answer_and_the_next_command() -> None:

@@ -42,8 +42,8 @@ FILES = (
     ("hasten.patch", "the plan as a patch of the script"),
     ("evidence.json", "all measurements"),
 )
-WAITING = "not tried: it needs about"
-"""Start of the reason of a candidate that the budget did not reach."""
+WAITING, EXCLUDED = "not tried: it needs about", "excluded by the request"
+"""Start of the reason of a candidate that the budget did not reach, and of one that `--only` or `--without` excludes."""
 BAR_CELLS, LEAST_BAR_CELLS = 28, 8
 """Width of the bar of a whole update; less if the console is too narrow for two bars."""
 
@@ -150,8 +150,8 @@ def _bar(frac: float, block: str, style: str, whole: int) -> Text:
 
 
 def _print_candidates(evidence: Evidence, say: _Speaker, *, every: bool) -> None:
-    tried = [item for item in evidence.rungs if item.comparison or item.outcome != "refused"]
-    refused = [item for item in evidence.rungs if not item.comparison and item.outcome == "refused"]
+    refused = [item for item in evidence.rungs if item.outcome == "refused" and not (item.comparison or item.tried)]
+    tried = [item for item in evidence.rungs if item not in refused]
     say.console.print()
     if not evidence.rungs:
         say.line(Text("No technique was tried.", style="dim"))
@@ -174,8 +174,9 @@ def _print_candidates(evidence: Evidence, say: _Speaker, *, every: bool) -> None
                 say.line(Text(item.name))
                 say.line(Text(item.reason, style="dim"), indent=2)
         else:
-            count = f"{len(refused)} technique{'s do' if len(refused) > 1 else ' does'} not apply here"
-            say.line(Text(f"{count}; report.html lists the reasons, and so does --all.", style="dim"))
+            why = Counter(EXCLUDED if item.reason.startswith(EXCLUDED) else "not applicable" for item in refused)
+            counts = [f"{count} technique{'s' if count > 1 else ''} {reason}" for reason, count in why.items()]
+            say.line(Text(f"{' and '.join(counts)}; report.html lists the reasons, and so does --all.", style="dim"))
     say.console.print()
 
 
