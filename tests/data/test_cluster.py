@@ -118,6 +118,6 @@ def test_a_cluster_of_two_workers_makes_the_same_bytes_even_if_workers_are_kille
 
 def test_the_command_makes_a_local_cluster_and_ends_it(source: Path) -> None:
     told = run(["-m", "hasten", "data", "convert", str(source), str(source.parent / "s"), "--ray", "--json"])
-    made = json.loads(told.splitlines()[-1])
+    made = json.loads(told[told.index("{\n") :])
     assert (made["num_rows"], made["num_bad"], made["num_units_resumed"]) == (len(RECORDS), 0, 0)
     assert Store(source.parent / "s").__getitems__(range(len(RECORDS))) == RECORDS

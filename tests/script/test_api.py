@@ -378,7 +378,7 @@ def test_what_cannot_act_here_is_said_at_once(tmp_path: Path) -> None:
     assert "GLIBC_TUNABLES=" in str(caught[0].message)
     assert caught[0].filename == __file__
     assert watched.applied == ("zero_grad_to_none",)
-    assert "accumulate gradients" in watched.failures["microbatch"]
+    assert "accumulate the gradients" in watched.failures["microbatch"]
     assert "Not applied: `allocator`" in watched.summary()
 
 
