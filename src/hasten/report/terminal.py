@@ -175,8 +175,8 @@ def _print_candidates(evidence: Evidence, say: _Speaker, *, every: bool) -> None
                 say.line(Text(item.reason, style="dim"), indent=2)
         else:
             why = Counter(EXCLUDED if item.reason.startswith(EXCLUDED) else "not applicable" for item in refused)
-            counts = [f"{count} technique{'s' if count > 1 else ''} {reason}" for reason, count in why.items()]
-            say.line(Text(f"{' and '.join(counts)}; report.html lists the reasons, and so does --all.", style="dim"))
+            parts = [f"{count} technique{'s' if count > 1 else ''} {reason}" for reason, count in why.items()]
+            say.line(Text(f"{' and '.join(parts)}; report.html lists the reasons, and so does --all.", style="dim"))
     say.console.print()
 
 
