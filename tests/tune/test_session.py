@@ -203,7 +203,7 @@ def test_ctrl_c_exits_130_and_leaves_sound_files(interrupted: dict[str, Any]) ->
 def test_resume_keeps_settled_candidates_and_refuses_another_job(interrupted: dict[str, Any]) -> None:
     out, target = interrupted["out"], interrupted["target"]
     first = load(out / "evidence.json")
-    command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "8s", "--out", str(out), "--resume"]
+    command = [sys.executable, "-m", "hasten", "tune", target, "--budget", "10s", "--out", str(out), "--resume"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     second = load(out / "evidence.json")

@@ -192,7 +192,7 @@ class Session:
     def _prove(self, search: Search) -> None:
         """Prove the plan with fresh processes. The resident processes end first."""
         config, job = search.state.config, search.state.facts.job
-        quality = self.subject.quality(search.screen)
+        quality, processes = self.subject.quality(search.screen), search.screen.processes
         search.screen.close()
         FinalProof(
             setting=self.setting,
@@ -203,7 +203,8 @@ class Session:
             objective=self.request.objective,
             events_apart=self.subject.events_apart,
             planned_updates=job.planned_updates if self.subject.whole_runs else None,
-            most_updates=search.screen.processes.most_updates,
+            most_updates=processes.most_updates,
+            updates_of_ended=lambda error: processes.most_updates if processes.shortens_turns(error) else None,
             say=self.say,
         ).prove(search.state)
 

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from hasten.core.card import Judge, Numerics
+from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, NonInferiority, Verdict, seeds_needed
@@ -51,6 +52,7 @@ class FinalProof:
         events_apart: Whether techniques for reports, checkpoints or validation were measured separately from the updates.
         planned_updates: Updates of the whole run; None if unknown.
         most_updates: Maximum updates of each process; None for no limit.
+        updates_of_ended: Returns this maximum if a trial failed because the script ended for the first time; otherwise None.
         say: Called with a message at each step.
     """
 
@@ -63,6 +65,7 @@ class FinalProof:
     events_apart: bool = True
     planned_updates: int | None = None
     most_updates: int | None = None
+    updates_of_ended: Callable[[TrialError], int | None] = lambda _: None
     say: Callable[[str], None] = lambda _: None
 
     def prove(self, state: SearchState) -> None:
@@ -145,7 +148,13 @@ class FinalProof:
         length = f"whole runs of {updates}" if fits else f"{updates}"
         self.say(f"final proof: fresh processes in turns, {length} updates each, plan [{', '.join(plan.names)}]")
         design = replace(design, updates=updates, looks=LOOKS, deadline=monotonic() + seconds)
-        comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
+        try:
+            comparison = compare(self.setting, EMPTY, plan, design, on_pair=self._say_pair)
+        except TrialError as error:
+            most = self.updates_of_ended(error)
+            if most is None:
+                raise
+            return replace(self, most_updates=most)._compare(design, plan, tuned_s, share)  # noqa: SLF001 - same class
         self.record.retaken += comparison.retaken
         return comparison, None if design.quality is None else held_out_verdict(comparison, design.quality)
 
