@@ -158,8 +158,8 @@ def test_a_missed_prediction_is_explained(limit: float, words: str) -> None:
 
 def test_the_page_has_no_absolute_path() -> None:
     evidence = full()
-    evidence["job"]["target"] = "/home/ada/work/job.py:J"
-    evidence["commands"] = ["hasten run /home/ada/work/job.py:J --plan /home/ada/out/hasten.toml"]
+    evidence["job"]["target"] = "/home/ada/jobs/job.py:J"
+    evidence["commands"] = ["hasten run /home/ada/jobs/job.py:J --plan /home/ada/out/hasten.toml"]
     evidence["rungs"][3]["reason"] = (
         "cannot read '/home/ada/my data/x.csv' of C:\\Users\\ada\\x.csv, ~/ada/y or https://a.org/ada/b"
     )
