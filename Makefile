@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## see Hasten profile and tune an example
 	$(BIN)/hasten demo
 
-test: lint  ## lint, then run the tests: about 15 minutes on two cores
+test: lint  ## lint, then run the tests: about 12 minutes on two cores
 	$(BIN)/python -m pytest $(PAIRS) -m "not long and not alone" --durations=25
 
 test-all: test  ## the tests, then the long ones: whole tunings, every framework, kills

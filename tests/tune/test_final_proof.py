@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import hasten
+from hasten.core.errors import TrialError
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
 from hasten.core.stats import LOOKS, Verdict, non_inferior
@@ -125,6 +126,32 @@ def test_held_out_quality_is_judged_by_whole_runs_if_time_permits(
     assert (designs[0].updates == planned) == whole
     assert designs[1].updates != planned  # the remaining plan does not change the mathematics, so no whole runs are needed
     assert ("Whole runs would be more conclusive: --budget" in proof.record.candidates[0].reason) == (not whole)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_proof_that_outlasts_the_script_is_repeated_with_the_updates_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    asked: list[int] = []
+    answer = play({}, [])
+
+    def compare(setting: Any, base: Plan, plan: Plan, design: Design, **given: Any) -> Comparison:
+        asked.append(design.updates)
+        if design.updates > 64:
+            raise TrialError("the script ended after 64 updates")
+        found: Comparison = answer(setting, base, plan, design, **given)
+        return found
+
+    monkeypatch.setattr(module, "compare", compare)
+    proof = proof_in(tmp_path, {"zero_grad_to_none": {}}, updates_of_ended=lambda _: 64 if known else None)
+    if known:
+        proof.prove(STATE)
+        assert proof.record.proved
+        assert asked[0] > asked[1] == 64
+    else:
+        with pytest.raises(TrialError, match="after 64 updates"):
+            proof.prove(STATE)
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
