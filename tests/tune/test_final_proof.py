@@ -138,7 +138,7 @@ def test_a_proof_that_outlasts_the_script_is_repeated_with_the_updates_it_has(
     def compare(setting: Any, base: Plan, plan: Plan, design: Design, **given: Any) -> Comparison:
         asked.append(design.updates)
         if design.updates > 64:
-            raise TrialError("the script ended after 64 updates")
+            raise TrialError("the script ended after 64 updates", kind="raised")
         found: Comparison = answer(setting, base, plan, design, **given)
         return found
 
