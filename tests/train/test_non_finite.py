@@ -208,6 +208,9 @@ def test_all_finite() -> None:
     assert all_finite([torch.ones(3), torch.zeros(0)])
     assert not all_finite([torch.ones(3), torch.tensor([0.0, math.inf])])
     assert not all_finite([torch.tensor([math.nan])])
+    rows = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.tensor([1.0, math.inf]), (9,), check_invariants=True)
+    assert not all_finite([torch.ones(3), rows])
+    assert all_finite([torch.ones(3, dtype=torch.float64), torch.ones(2, dtype=torch.complex64), torch.eye(3).to_sparse()])
 
 
 class Hungry(hasten.Job):

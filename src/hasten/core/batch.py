@@ -1,7 +1,7 @@
 """Walk the tensors of a batch in any nesting of containers, and detect its padding.
 
-A batch is a tensor, or any nesting of dicts, lists, tuples, named tuples and dataclasses that holds tensors. Everything
-else (strings, numbers, None) is passed through unchanged.
+A batch is a tensor, or any nesting of containers that hold tensors: see `hasten.core.containers`. Everything else (strings,
+numbers, None) is passed through unchanged.
 
 Padding is detected in integer tensors `[rows, length]`: token ids, masks and labels of padded texts. Trailing columns that
 hold the same single value in every row are padding. No knowledge of the job is needed.
@@ -9,49 +9,25 @@ hold the same single value in every row are padding. No knowledge of the job is 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
+import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-TensorFn = Callable[[torch.Tensor], torch.Tensor]
+from hasten.core.containers import map_tensors
+from hasten.core.layouts import is_dense, num_bytes, raw_bytes, shape_of
 
-_A_TENSOR: Any = b"a tensor"
-"""Placeholder for tensors when the rest of a sample is pickled. A tensor's own pickle differs between processes."""
+__all__ = ["batch_bytes", "content", "cut_at", "iter_tensors", "kept_length", "map_tensors", "padded_length", "tails"]
+
 LEAST_ROWS, LEAST_LENGTH = 2, 16
 """Minimum size of a tensor of padded rows: fewer rows may agree by chance, and shorter rows are not sequences."""
 _DIMS = 2
 
 
-def map_tensors(batch: Any, fn: TensorFn) -> Any:
-    """Return `batch` with `fn` applied to each tensor. Containers keep their types."""
-    if isinstance(batch, torch.Tensor):
-        return fn(batch)
-    if isinstance(batch, Mapping):
-        items = {key: map_tensors(value, fn) for key, value in batch.items()}
-        if type(batch) is dict or not isinstance(batch, MutableMapping):
-            return items
-        rebuilt = copy.copy(batch)  # keeps its other attributes, such as those of a tokenizer's encoding
-        rebuilt.update(items)
-        return rebuilt
-    if isinstance(batch, tuple):
-        parts = [map_tensors(value, fn) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    if isinstance(batch, list):
-        return [map_tensors(value, fn) for value in batch]
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        mapped = copy.copy(batch)  # dataclasses.replace rejects fields with init=False
-        for field in dataclasses.fields(batch):
-            object.__setattr__(mapped, field.name, map_tensors(getattr(batch, field.name), fn))
-        return mapped
-    return batch
-
-
 def iter_tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield each tensor of `batch` in a fixed order."""
+    """Yield each tensor of `batch` once, in the order of `map_tensors`."""
     tensors: list[torch.Tensor] = []
 
     def collect(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +40,7 @@ def iter_tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 def batch_bytes(batch: Any) -> int:
     """Return the total size of the tensors of `batch` in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in iter_tensors(batch))
+    return sum(num_bytes(tensor) for tensor in iter_tensors(batch))
 
 
 def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], bytes]:
@@ -72,9 +48,18 @@ def content(sample: Any) -> tuple[list[tuple[str, tuple[int, ...], bytes]], byte
 
     Tensors are not pickled: a pickled tensor includes its whole storage and its address.
     """
-    tensors = [tensor.detach().cpu().contiguous() for tensor in iter_tensors(sample)]
-    values = [(str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes()) for t in tensors]
-    return values, pickle.dumps(map_tensors(sample, lambda _: _A_TENSOR))
+    tensors: list[torch.Tensor] = []
+
+    class Rest(pickle.Pickler):
+        def persistent_id(self, item: Any) -> str | None:
+            if not isinstance(item, torch.Tensor):
+                return None
+            tensors.append(item)
+            return "a tensor"
+
+    rest = io.BytesIO()
+    Rest(rest).dump(sample)
+    return [(str(tensor.dtype), shape_of(tensor), raw_bytes(tensor)) for tensor in tensors], rest.getvalue()
 
 
 def padded_length(batch: Any, rows: int) -> int | None:
@@ -82,7 +67,7 @@ def padded_length(batch: Any, rows: int) -> int | None:
 
     Return None if the batch holds no such tensor, for example because its samples are not padded rows.
     """
-    shapes = (tensor.shape for tensor in iter_tensors(batch) if tensor.dim() > 1)
+    shapes = (tensor.shape for tensor in iter_tensors(batch) if is_dense(tensor) and tensor.dim() > 1)
     return max((shape[1] for shape in shapes if shape[0] == rows), default=None)
 
 
@@ -101,7 +86,7 @@ def cut_at(batch: Any, length: int, keep: int) -> Any:
     """Return the batch with every tensor `[rows, length, ...]` cut to its first `keep` positions. Other tensors are kept."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() < _DIMS or tensor.shape[1] != length:
+        if not is_dense(tensor) or tensor.dim() < _DIMS or tensor.shape[1] != length:
             return tensor
         return tensor[:, :keep].contiguous()  # the script may call view() on it
 
@@ -115,7 +100,7 @@ def tails(batch: Any, length: int, keep: int) -> list[Any] | None:
     mask over pairs of positions.
     """
     values: list[Any] = []
-    for tensor in iter_tensors(batch):
+    for tensor in filter(is_dense, iter_tensors(batch)):
         if length in tensor.shape[_DIMS:]:
             return None
         if tensor.dim() < _DIMS or tensor.shape[1] != length:
@@ -130,7 +115,13 @@ def tails(batch: Any, length: int, keep: int) -> list[Any] | None:
 
 def _are_rows(tensor: torch.Tensor) -> bool:
     whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return whole and tensor.dim() == _DIMS and tensor.shape[0] >= LEAST_ROWS and tensor.shape[1] >= LEAST_LENGTH
+    return (
+        whole
+        and is_dense(tensor)
+        and tensor.dim() == _DIMS
+        and tensor.shape[0] >= LEAST_ROWS
+        and tensor.shape[1] >= LEAST_LENGTH
+    )
 
 
 def _kept(rows: torch.Tensor) -> int:

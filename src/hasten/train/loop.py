@@ -19,6 +19,7 @@ from torch import nn
 
 from hasten.core.errors import HastenError, LossError
 from hasten.core.job import Loss, Number
+from hasten.core.layouts import dense_parts
 from hasten.core.live import LiveJob
 from hasten.core.seeding import mix, seed_everything
 from hasten.core.sync import shard
@@ -330,7 +331,7 @@ class Loop:
         if live.job.clip_norm is not None:
             if live.scaler:
                 live.scaler.unscale_(live.optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, live.job.clip_norm)
+            clip_gradients(self._parameters, live.job.clip_norm)
         if live.scaler is None:
             live.optimizer.step()
         else:
@@ -367,6 +368,16 @@ class Loop:
             raise LossError(f"{name}.loss returned a weight of type {kind}; {hint}.", update=self.position.update)
         weight = weight.detach().reshape(()) if isinstance(weight, torch.Tensor) else weight
         return Loss(total.reshape(()), weight)
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> None:
+    """Clip the norm of all gradients. Accepts sparse gradients too, unlike torch's own function."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if all(gradient.layout is torch.strided for gradient in gradients):
+        nn.utils.clip_grad_norm_(parameters, most)
+        return
+    norm = nn.utils.get_total_norm([dense_parts(gradient)[-1] for gradient in gradients])
+    nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
 
 def _nonzero(weight: Number) -> Number:

@@ -10,6 +10,7 @@ import torch
 
 from hasten.core.batch import iter_tensors, map_tensors
 from hasten.core.errors import JobError
+from hasten.core.layouts import is_dense
 from hasten.core.packing import Packing
 
 _OUT = "remove it from the plan"
@@ -26,7 +27,12 @@ def split_batch(batch: Any, size: int, parts: int) -> list[tuple[Any, int]]:
     """
     if _is_packed(batch):
         raise JobError(f"microbatch cannot split a packed batch, because its samples are in one row: {_OUT}.")
-    shapes = [tuple(tensor.shape) for tensor in iter_tensors(batch) if tensor.dim() > 0]
+    tensors = list(iter_tensors(batch))
+    for tensor in tensors:
+        if not is_dense(tensor):
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise JobError(f"microbatch cannot split this batch, because it has a {kind} tensor: {_OUT}.")
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() > 0]
     other = next((shape for shape in shapes if shape[0] != size), None)
     if other is not None:
         raise JobError(

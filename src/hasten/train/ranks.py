@@ -16,6 +16,9 @@ from hasten.core.live import LiveJob
 from hasten.core.modules import kept_buffers
 from hasten.core.seeding import kept_random_state
 
+_SPARSE = 4096.0
+"""Stands for a sparse gradient among the numbers that ranks sum: more than any number of ranks."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -39,14 +42,16 @@ class Ranks:
         if self.world == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
-        used = trained[0].new_tensor([p.grad is not None for p in trained])
-        flat = torch.cat([*((torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in trained), used])
+        pieces = [_flat(torch.zeros_like(p) if p.grad is None else p.grad) for p in trained]
+        used = pieces[0].new_tensor([_kind(p.grad) for p in trained])
+        flat = torch.cat([*pieces, used])
         dist.all_reduce(flat)
-        *parts, used = flat.split([*(p.numel() for p in trained), len(trained)])
+        *parts, used = flat.split([*(piece.numel() for piece in pieces), len(trained)])
         # Only a rank that lacks a gradient must check whether another rank has one.
-        by_any = used.tolist() if any(p.grad is None for p in trained) else [1.0] * len(trained)
-        for parameter, part, number in zip(trained, parts, by_any, strict=True):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype) if number else None
+        mine = [_kind(p.grad) for p in trained]
+        for parameter, part, number in zip(trained, parts, mine if all(mine) else used.tolist(), strict=True):
+            summed = _like(part, parameter)
+            parameter.grad = (summed.to_sparse(1) if number >= _SPARSE else summed) if number else None
 
     def agreed(self, value: float) -> float:
         """Return rank 0's value on every rank, for decisions that must not depend on each rank's own clock."""
@@ -79,6 +84,26 @@ class Ranks:
     def union(self, names: Iterable[str]) -> list[str]:
         """Return the sorted union of the names of all ranks, the same list on every rank."""
         return sorted({name for part in self.gather(list(names)) for name in part})
+
+
+def _kind(gradient: torch.Tensor | None) -> float:
+    """Return 0 for no gradient, 1 for a dense one, `_SPARSE` for a sparse one."""
+    if gradient is None:
+        return 0.0
+    return 1.0 if gradient.layout is torch.strided else _SPARSE
+
+
+def _flat(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as one row of real numbers."""
+    dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+    return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).reshape(-1)
+
+
+def _like(row: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return a row of real numbers in the shape and type of a parameter."""
+    if parameter.is_complex():
+        return torch.view_as_complex(row.reshape(*parameter.shape, 2)).to(parameter.dtype)
+    return row.view_as(parameter).to(parameter.dtype)
 
 
 def current_ranks() -> Ranks:

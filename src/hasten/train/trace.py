@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hasten.core.batch import iter_tensors
 from hasten.core.card import StepTrace
+from hasten.core.layouts import shape_of
 from hasten.core.live import LiveJob
 from hasten.train.loop import Loop, MicroBatch
 from hasten.train.periodic import rehearse
@@ -42,7 +43,7 @@ def trace_step(loop: Loop) -> StepTrace:
         ops=dict(lens.ops),
         op_dtypes=dict(lens.op_dtypes),
         channels_last=dict(lens.channels_last),
-        batch_shapes=tuple(tuple(tensor.shape) for tensor in iter_tensors(batches[0][0])),
+        batch_shapes=tuple(shape_of(tensor) for tensor in iter_tensors(batches[0][0])),
         counters=dict(loop.live.counters),
     )
     loop.rewind()

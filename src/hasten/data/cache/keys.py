@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from hasten.core.errors import DataError
+from hasten.core.layouts import raw_bytes, shape_of
 
 
 def key_of(*parts: Any) -> str:
@@ -70,8 +71,7 @@ def _add(digest: Any, part: Any) -> None:
 
 
 def _add_tensor(digest: Any, part: torch.Tensor) -> None:
-    values = part.detach().cpu().contiguous()
-    _put(digest, f"tensor {values.dtype} {tuple(values.shape)}", values.flatten().view(torch.uint8).numpy().tobytes())
+    _put(digest, f"tensor {part.dtype} {shape_of(part)}", raw_bytes(part))
 
 
 def _add_array(digest: Any, part: Any) -> None:

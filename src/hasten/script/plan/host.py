@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from hasten.core.batch import map_tensors
 from hasten.core.card import Trait
 from hasten.core.errors import MachineError
+from hasten.core.layouts import shape_of
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.seams import DATA_SEAMS, Seam
@@ -321,7 +322,7 @@ class Host:
         shapes: list[tuple[int, ...]] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            shapes.append(tuple(tensor.shape))
+            shapes.append(shape_of(tensor))
             return tensor
 
         map_tensors(given, note)

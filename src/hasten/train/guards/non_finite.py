@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from hasten.core.layouts import dense_parts, is_dense
+
 Policy: TypeAlias = Literal["stop", "skip", "rollback"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
@@ -82,12 +84,9 @@ class SpikeWatch:
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether all values are finite and no tensor's norm overflows."""
-    given = [tensor for tensor in tensors if tensor.numel()]
+    parts = (part for tensor in tensors for part in ([tensor] if is_dense(tensor) else dense_parts(tensor)))
+    given = [part for part in parts if part.numel() and (part.is_floating_point() or part.is_complex())]
     if not given:
         return True
     norms = torch._foreach_norm(given)  # noqa: SLF001  as in torch's own clipping; one pass over the gradients
-    return (
-        all(bool(torch.isfinite(norm)) for norm in norms)
-        if len(norms) == 1
-        else bool(torch.isfinite(torch.stack(norms)).all())
-    )
+    return bool(torch.isfinite(torch.stack([norm.to(norms[0].device) for norm in norms])).all())

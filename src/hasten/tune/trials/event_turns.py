@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from hasten.core.layouts import raw_bytes, shape_of
 from hasten.train.loop import Loop
 from hasten.train.periodic import METRICS, PeriodicWork
 from hasten.tune.trials.machine_load import Meter
@@ -151,7 +152,6 @@ def digest(state: Mapping[str, Any]) -> str:
     for name in sorted(state):
         value = state[name]
         if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous()
-            total.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-            total.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+            total.update(f"{name} {value.dtype} {shape_of(value)}".encode())
+            total.update(raw_bytes(value))
     return total.hexdigest()

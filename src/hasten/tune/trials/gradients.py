@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hasten.core.job import Loss
+from hasten.core.layouts import numbers
 from hasten.core.live import LiveJob
 from hasten.core.seams import replace_attribute
 from hasten.core.seeding import kept_random_state
@@ -132,8 +133,7 @@ def _gradient(live: LiveJob, batch: object, size: int) -> npt.NDArray[np.float32
 def _flat_gradient(live: LiveJob, scale: float) -> npt.NDArray[np.float32]:
     """Return all gradients in one row, divided by `scale`."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad / scale for p in live.model.parameters()]
-    pieces = [whole(gradient.detach()).float().cpu().contiguous().reshape(-1) for gradient in gradients]
-    flat = torch.cat(pieces)
+    flat = torch.cat([numbers(gradient) for gradient in gradients])
     if flat.numel() > MAX_COORDINATES:
         chosen = torch.randint(flat.numel(), (MAX_COORDINATES,), generator=torch.Generator().manual_seed(0))
         flat = flat[chosen]
@@ -154,10 +154,7 @@ def update_sample(loop: Loop) -> UpdateSample:
         before = [whole(parameter.detach()).clone() for parameter in parameters]
         numbers = group_settings(loop.live.optimizer, parameters)
         loop.run(1)
-        steps = [
-            float((whole(now.detach()) - old).float().square().mean().sqrt())
-            for now, old in zip(parameters, before, strict=True)
-        ]
+        steps = [_movement(whole(now.detach()), old) for now, old in zip(parameters, before, strict=True)]
         if any(steps) or moved:  # before the first effective update, a scaler searches for its scale
             moved.append(steps)
             settings.append(numbers)
@@ -169,6 +166,11 @@ def update_sample(loop: Loop) -> UpdateSample:
         settings=settings,
         draws=draws,
     )
+
+
+def _movement(now: torch.Tensor, old: torch.Tensor) -> float:
+    """Return the root mean square of a parameter's change."""
+    return float(numbers(now - old).square().mean().sqrt()) if old.numel() else 0.0
 
 
 def group_settings(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[dict[str, float]]:
@@ -244,7 +246,7 @@ class StepSampler:
     def after(self) -> None:
         """Record the movement just after it."""
         moves = zip(self._parameters, self._old, strict=True)
-        self._moved.append([float((now.detach() - old).float().square().mean().sqrt()) for now, old in moves])
+        self._moved.append([_movement(now.detach(), old) for now, old in moves])
         self._old = []
 
     @property
@@ -265,5 +267,4 @@ class StepSampler:
 
     def _chosen(self, parameter: torch.Tensor) -> npt.NDArray[np.float32]:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        flat = gradient.detach().float().cpu().contiguous().reshape(-1)
-        return flat[:: self._every].numpy().copy()
+        return numbers(gradient)[:: self._every].numpy().copy()
