@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from hasten.cli.say import (
     narrated,
     refuse_of_a_script,
     say,
+    say_error,
     script_command,
     stdout_to_stderr,
 )
@@ -30,6 +32,13 @@ BAR = 40
 """Width of the bar of the whole, in characters."""
 SCRIPT_SLICES = 8
 """A script is observed for this many times the length of a job's measured run, because it runs at its own pace."""
+FAILED = 4
+"""Exit status if the script failed while it was watched. What was measured until then is shown."""
+ONE_PROCESS_WORDS = (
+    "Only scripts in one process can be tuned. If this one can train in one process, tune it without torch.distributed.run."
+)
+INTERRUPTED = 130
+"""Exit status if the script was interrupted by Ctrl-C."""
 
 
 def profile(
@@ -41,7 +50,10 @@ def profile(
     ranks: RanksOption = 1,
     every: AllOption = False,
 ) -> None:
-    """Show phases, measured ceilings and the bottleneck of a job or script, and what each remedy could gain at most."""
+    """Show phases, measured ceilings and the bottleneck of a job or script, and what each remedy could gain at most.
+
+    Exits with 4 if a script failed after its second step: what was measured until then is shown.
+    """
     if command := script_command(target, arguments, module=module):
         refuse_of_a_script(ranks=ranks > 1)
         of_script(command, json, seconds)
@@ -67,20 +79,40 @@ def of_script(command: tuple[str, ...], json: Path | None, seconds: float) -> No
         json: Where to write the profile.
         seconds: Approximate length of each measured run.
     """
-    from hasten.script.watch.profile import Study, profile_script
+    from hasten.script.watch.profile import Study, failure_words, profile_script
     from hasten.tune.scripts.subject import check_command
 
     check_command(command)
     with stdout_to_stderr(where=json == STDOUT):
         found = profile_script(command, Study(seconds=SCRIPT_SLICES * seconds), progress=Narrator(None))
-    if give_json(json, found):
-        return
+    failed = found["failed"]
+    if not give_json(json, found):
+        show_script(found, command)
+    if failed:
+        say_error(f"{failure_words(failed)} The profile covers {found['steps']} steps until then.")
+        raise typer.Exit(INTERRUPTED if failed["exit_code"] == -signal.SIGINT else FAILED)
+
+
+def show_script(found: dict[str, Any], command: tuple[str, ...]) -> None:
+    """Print the profile of a script, and the next command unless the script failed."""
+    from hasten.script.entry.hooks import is_agent
+    from hasten.script.watch.losses import not_finite_words
+
     show_phases(found)
     if found["where"]:
         say("\nWhere, as a share of the time:")
     for line in found["where"]:
         say(f"  {line['share']:6.1%}  {line['what']}  {line['file']}:{line['line']}")
-    say(f"\n{found['steps']} steps were counted. Watching adds {found['own_cost_frac']:.3%} to a step.")
+    cost = "" if found["own_cost_frac"] is None else f" Watching adds {found['own_cost_frac']:.3%} to a step."
+    say(f"\n{found['steps']} steps were counted.{cost}")
+    if found["not_finite"]:
+        say(f"\n{not_finite_words(found['not_finite'])}", "bold")
+    if found["failed"]:
+        say(f"\n{found['bottleneck']['words']}", "bold")
+        return
+    if is_agent(("python", *command)):
+        show_end(found, "", ONE_PROCESS_WORDS)
+        return
     begin = 2 if command[0] == "-m" else 1
     options = f" -- {shlex.join(command[begin:])}" if command[begin:] else ""
     show_end(found, f"hasten tune {shlex.join(command[:begin])}{options}")
@@ -147,10 +179,19 @@ def show(found: dict[str, Any], command: str, *, every: bool = False) -> None:
     show_end(found, command)
 
 
-def show_end(found: dict[str, Any], command: str) -> None:
-    """Print the bottleneck and the next command: the last lines, which stay on the screen."""
+def show_end(found: dict[str, Any], command: str, instead: str = "") -> None:
+    """Print the bottleneck and the next command: the last lines, which stay on the screen.
+
+    Args:
+        found: The profile.
+        command: What to run next.
+        instead: Text to print instead of the command.
+    """
     from hasten.report.words import command_words
 
     say(f"\n{found['bottleneck']['words']}", "bold")
+    if instead:
+        say(instead)
+        return
     say("Next:")
     say(command_words(command, console.width if console.is_terminal else len(command) + 4), "bold")

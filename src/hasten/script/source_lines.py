@@ -21,6 +21,12 @@ FOREIGN = (
 )
 
 
+MAKERS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__", "collate", "collate_fn"})
+"""Names of functions that make samples or batches."""
+MAKER_DEPTH = 4
+"""Number of calls within the user's code among which such a function is searched."""
+
+
 @functools.cache
 def _folders_of_libraries() -> tuple[str, ...]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -38,6 +44,20 @@ def calling_line(depth: int = 3) -> tuple[str, int] | None:
     """Return the user's file and line that called the seam, directly or through a library. None if torch called it."""
     frame = sys._getframe(depth)  # noqa: SLF001 - gets one frame without the cost of the whole stack
     return None if frame.f_code.co_filename.startswith(FOREIGN[0]) else _nearest(frame)
+
+
+def makes_samples(depth: int = 3) -> bool:
+    """Return whether the user's code that called the seam makes samples or batches, rather than trains with them."""
+    frame: FrameType | None = sys._getframe(depth)  # noqa: SLF001 - as above
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    for _ in range(MAKER_DEPTH):
+        if frame is None:
+            break
+        if frame.f_code.co_name in MAKERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def users_line(depth: int = 2) -> tuple[str, int] | None:

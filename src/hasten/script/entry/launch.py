@@ -74,6 +74,11 @@ class Seen:
     failures: dict[int, str] = field(default_factory=dict)
     elsewhere: int = 0
 
+    @property
+    def failed(self) -> bool:
+        """Whether the script failed while it was watched. What happens after watching has stopped does not count."""
+        return self.code != 0 and self.ranks.get(0, {}).get("ended", True)
+
 
 def run_watched(
     command: Sequence[str],
@@ -101,9 +106,8 @@ def run_watched(
             child = subprocess.Popen([*prefix, sys.executable, *command], env=started, stdout=sink, stderr=sink)  # noqa: S603
             forward(child)
             code = _wait(child, folder, watch)
-        return Seen(
-            code=code, ranks=_results(folder), failures=_failures(folder), elsewhere=trained_elsewhere(folder)
-        )  # fmt: skip
+        ranks = _results(folder, "partial") | _results(folder)
+        return Seen(code=code, ranks=ranks, failures=_failures(folder), elsewhere=trained_elsewhere(folder))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,27 +79,45 @@ def profile_script(
             said.add(message)
             progress(message)
 
-    def run(mode: Mode, *, quiet: bool) -> Seen:
+    def run(mode: Mode, *, quiet: bool = True) -> Seen:
         watch = Watch(mode=mode, updates=study.updates, seconds=study.seconds)
-        return run_watched(command, watch, quiet=quiet, say=say)
+        seen = run_watched(command, watch, quiet=quiet, say=say)
+        if quiet and seen.code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        return seen
 
     progress("the unchanged script")
     real = run("profile", quiet=False)
     _check(real)
+    if real.failed:  # another run would only fail again
+        return {**make_profile(real.ranks[0]), "failed": failure(real)}
     for why in real.failures.values():
         progress(f"not everything could be watched: {why.strip().splitlines()[-1]}")
     progress("what if data were free")
-    replay = run("replay", quiet=True)
+    replay = run("replay")
     silent = None
     if wants_silence(real.ranks[0]):
         progress("what if nothing were printed, logged or saved")
-        silent = run("silent", quiet=True)
+        silent = run("silent")
     cut = None
     if wants_cut(real.ranks[0]):
         progress("what if no position were padding")
-        cut = run("cut", quiet=True)
+        cut = run("cut")
     others = (seen.ranks.get(0) if seen else None for seen in (replay, silent, cut))
-    return make_profile(real.ranks[0], *others)
+    return {**make_profile(real.ranks[0], *others), "failed": None}
+
+
+def failure(seen: Seen) -> dict[str, Any]:
+    """Return how a script failed: its `exit_code` (negative for a signal), the name of the `signal`, and the `error`."""
+    names = {item.value: item.name for item in signal.Signals}
+    name = names.get(-seen.code, f"signal {-seen.code}") if seen.code < 0 else None
+    return {"exit_code": seen.code, "signal": name, "error": seen.ranks.get(0, {}).get("error")}
+
+
+def failure_words(failed: Mapping[str, Any]) -> str:
+    """Describe the result of `failure` in a sentence."""
+    end = f"was ended by {failed['signal']}" if failed["signal"] else f"failed with exit status {failed['exit_code']}"
+    return f"The script {end}{': ' + failed['error'] if failed['error'] else ''}."
 
 
 def phase_seconds(found: Found) -> tuple[Seconds, int]:
@@ -260,6 +278,7 @@ def make_profile(
         "step_ms": update_s(real) * 1e3,
         "steps": steps,
         "own_cost_frac": real["own_cost_frac"],
+        "not_finite": real.get("not_finite"),
         "device": real["device"],
     }
 
@@ -275,7 +294,7 @@ def _check(seen: Seen) -> None:
         raise TrialError(f"The script ran (exit code {seen.code}), but could not be watched: {why}", kind="raised")
     if seen.code != 0:
         raise TrialError(
-            f"The script ended with exit code {seen.code} before its second optimizer step; its output is above. "
+            f"{failure_words(failure(seen))} That was before its second step; its output is above. "
             "Does it run without Hasten?",
             kind="raised",
         )

@@ -45,6 +45,8 @@ _SCATTER = 2654435761
 """Multiplier of the step number (Knuth's multiplicative hash), so that sampled steps follow no period of the script."""
 _RARE = (LOGGING, VALIDATION, CHECKPOINT)
 MAX_PLACES = 256
+SNAPSHOT_S = 0.25
+"""Seconds from the first step to the first snapshot. Each further one follows after twice the time."""
 LOOK_S = 0.001
 """Seconds of a phase from which searching the stack for its source line is worthwhile."""
 BACKWARDS_WITHOUT = 256
@@ -118,6 +120,7 @@ class Recorder:
         fetch_s: Seconds spent fetching batches whose CPU time was measured.
         fetch_busy_s: CPU seconds of these fetches, of this thread or of the worker process that it waited for.
         has_workers: Whether batches came from loader workers.
+        on_snapshot: Called between steps at growing intervals; None by default. Its time is not counted.
     """
 
     def __init__(
@@ -148,6 +151,8 @@ class Recorder:
         self.thread, self._follows = threading.get_ident(), follows
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
+        self.on_snapshot: Callable[[], None] | None = None
+        self._snapshot_s = SNAPSHOT_S
         self.idle = OTHER
         self.made_s = 0.0
         self.last = OTHER
@@ -343,6 +348,10 @@ class Recorder:
             self.stands_for = 0 if self.light else FULL_ONE_IN
         if (self.updates and len(self.steps) >= self.updates) or (self.seconds and now - self._first > self.seconds):
             self.stop()
+        elif self.on_snapshot is not None and self.steps and now - self._first > self._snapshot_s:
+            self._snapshot_s *= 2
+            self.on_snapshot()
+            self._mark = perf_counter()
 
     def _memory_is_due(self, now: float) -> bool:
         """Return whether memory is due for a reading. With a step limit, readings are spread over the steps."""
@@ -389,12 +398,21 @@ class Recorder:
             current[FETCHED] = current[MOVED] = 0.0
 
 
-def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
-    """Return the observations as JSON: steps, seconds of each phase in each step, places, and Hasten's overhead."""
+def report(recorder: Recorder, *, cost: bool = True, **more: Any) -> dict[str, Any]:
+    """Return the observations as JSON: steps, seconds of each phase in each step, places, and Hasten's overhead.
+
+    Args:
+        recorder: The observations.
+        cost: Measure the overhead, which takes a few tenths of a second.
+        more: Further entries.
+    """
     steps = list(recorder.steps)
     wall = sum(map(sum, steps))
-    seam, passing = overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0))
-    cost = seam * recorder.events + passing * recorder.passed
+    own_frac = None
+    if cost:
+        seam, passing = overhead.of_seams(lambda: Recorder(updates=0, seconds=0.0))
+        own_s = seam * recorder.events + passing * recorder.passed
+        own_frac = min(own_s / wall, 1.0) if wall > 0 else 0.0
     return {
         "steps": len(steps),
         "phases": list(PHASES),
@@ -405,6 +423,6 @@ def report(recorder: Recorder, **more: Any) -> dict[str, Any]:
         "backwards": recorder.backwards,
         "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else None,
         "has_workers": recorder.has_workers,
-        "own_cost_frac": min(cost / wall, 1.0) if wall > 0 else 0.0,
+        "own_cost_frac": own_frac,
         **more,
     }

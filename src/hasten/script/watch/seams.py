@@ -23,10 +23,11 @@ from torch.utils.data import dataloader
 from hasten.script import steps
 from hasten.script.entry.tracebacks import without_ours
 from hasten.script.patches import Patches, guarded, handle_error, harmless
-from hasten.script.source_lines import calling_line, users_line
+from hasten.script.source_lines import calling_line, makes_samples, users_line
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.frameworks import Frameworks
 from hasten.script.watch.lead_optimizer import Serials
+from hasten.script.watch.losses import Losses
 from hasten.script.watch.record import (
     BACKWARD,
     CHECKPOINT,
@@ -58,6 +59,7 @@ class Seams:
 
     Attributes:
         on_failure: Called once, while an internal error in a seam is handled. Watching continues.
+        losses: The losses of the last backward passes.
     """
 
     def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
@@ -69,6 +71,7 @@ class Seams:
         self._handles: list[Any] = []
         self._optimizer_s = 0.0
         self._serials = Serials()
+        self.losses = Losses()
         self.on_failure: Callable[[], None] = _ignored
         self._trackers = Trackers(self._track, self.failed)
         self._marked = harmless(self.mark, self.failed)
@@ -93,7 +96,7 @@ class Seams:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
-        put(torch.autograd, "backward", functools.partial(_backward, recorder))  # Tensor.backward calls it
+        put(torch.autograd, "backward", functools.partial(_backward, self))  # Tensor.backward calls it
         put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
         put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
@@ -254,13 +257,16 @@ def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
     return synced_seam
 
 
-def _backward(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+def _backward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
+    recorder = seams.recorder
+
     @functools.wraps(original)
     def backward_seam(*args: Any, **kwargs: Any) -> Any:
         if recorder.light or not recorder.takes():
             return original(*args, **kwargs)
         recorder.enter(BACKWARD)
         try:
+            seams.losses.note(args[0] if args else kwargs.get("tensors"), recorder.num_steps + 1)
             result = original(*args, **kwargs)
         finally:
             recorder.leave(GAP)
@@ -324,6 +330,8 @@ def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
     def read_seam(*args: Any, **kwargs: Any) -> Any:
         if not recorder.free():
             recorder.passed += 1
+            return original(*args, **kwargs)
+        if makes_samples():
             return original(*args, **kwargs)
         line = calling_line()
         recorder.enter(recorder.idle if line is None or recorder.idle == VALIDATION else LOGGING)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from hasten.core.files import write_atomically
+from hasten.core.user_code import error_words
 from hasten.script.entry.hooks import note_failure
 from hasten.script.entry.isolation import isolate
 from hasten.script.patches import Patches, harmless
@@ -59,7 +61,9 @@ class Session:
         self.recorder.on_stop = self._stopped
         self.seams.on_failure = self._note
         self.seams.install()
+        self._harmless.put(os, "_exit", self._exiting)
         if self.ends:
+            self.recorder.on_snapshot = harmless(self._snapshot, self._note)
             follow_children(self.folder, self._harmless)
         os.register_at_fork(after_in_child=harmless(self._disarm, self._note))
         atexit.register(harmless(self._finish, self._note))
@@ -94,6 +98,16 @@ class Session:
         self.seams.remove()
         self._harmless.restore()
 
+    def _exiting(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        """Save the observations before `os._exit`, which skips exit handlers."""
+
+        @functools.wraps(original)
+        def exit_seam(status: int) -> Any:
+            harmless(self._finish, self._note)()
+            return original(status)
+
+        return exit_seam
+
     def _disarm(self) -> None:
         """Stop watching in a forked process."""
         self.recorder.active = False
@@ -103,10 +117,19 @@ class Session:
         if self._kept:
             return
         self._kept = True
-        more = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
-        more["memory_limit_bytes"] = memory_limit()
-        observations = report(self.recorder, ended=ended, **more)
-        write_atomically(self.folder / f"seen-{self.config['rank']}.json", json.dumps(observations))
+        self._write("seen", ended=ended)
+
+    def _snapshot(self) -> None:
+        """Save the observations so far, in case a signal kills the script. Their cost is not measured in its steps."""
+        self._write("partial", ended=True, cost=False)
+
+    def _write(self, name: str, *, ended: bool, cost: bool = True) -> None:
+        more: dict[str, Any] = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
+        error = getattr(sys, "last_value", None)
+        more |= {"memory_limit_bytes": memory_limit(), "error": None if error is None else error_words(error)}
+        more["not_finite"] = self.seams.losses.not_finite()
+        observations = report(self.recorder, ended=ended, cost=cost, **more)
+        write_atomically(self.folder / f"{name}-{self.config['rank']}.json", json.dumps(observations))
 
 
 def device_in_use() -> str:
