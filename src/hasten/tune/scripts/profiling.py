@@ -175,7 +175,7 @@ def _observe(
         finally:
             host.watching = None
             recorder.active = False
-    more = {
+    more: dict[str, Any] = {
         "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
         "collecting_frac": collecting.seconds / max(perf_counter() - started, 1e-9),
     }  # fmt: skip
