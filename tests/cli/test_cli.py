@@ -72,6 +72,7 @@ VERBS: dict[str, set[str]] = {
         "--ranks",
         "--ray",
         "--restarts",
+        "--log-to",
     },
     "checkpoints list": {"run", "--json"},
     "checkpoints inspect": {"run", "--update", "--json"},

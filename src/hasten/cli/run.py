@@ -56,6 +56,9 @@ def run(
         bool, typer.Option("--ray", help="Start the ranks on a Ray cluster: that of RAY_ADDRESS, or a local one.")
     ] = False,
     restarts: Annotated[int, typer.Option(min=0, help="Restarts from the newest checkpoint, if a rank dies.")] = 0,
+    log_to: Annotated[
+        list[str] | None, typer.Option(help="Also write metrics to NAME[:OPTIONS], such as tensorboard. Repeatable.")
+    ] = None,
 ) -> None:
     """Train a job under a plan, with progress, metrics and checkpoints; or run a script under a plan.
 
@@ -76,13 +79,15 @@ def run(
         )
         refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, ranks=ranks > 1)
-        refuse_of_a_script(restarts=restarts > 0)
+        refuse_of_a_script(restarts=restarts > 0, **{"log-to": bool(log_to)})
         run_script(command, plan)
         return
     from hasten.cli.progress import TrainingProgress
     from hasten.core.job import defaults_words
     from hasten.core.plan import Plan
     from hasten.core.target import load_job
+    from hasten.monitor.begin import parse_sinks
+    from hasten.monitor.of_loop import follow_loop
     from hasten.optimizations import catalogue
     from hasten.train.checkpoints.saver import Pace
     from hasten.train.guards.non_finite import NonFinitePolicy
@@ -91,6 +96,7 @@ def run(
     from hasten.train.run import RunOptions, start_under, train
 
     check_ranks(ranks, restarts, checkpoint_every, ray=ray)
+    sinks = parse_sinks(log_to or ())
     become_ranks(ranks, restarts, ray=ray)
     resume = resume or resume_anyway or restarted()
     chosen = Plan.load(plan, catalogue()) if plan else Plan()
@@ -104,7 +110,10 @@ def run(
     with TrainingProgress(errors, silent=quiet) as progress:
         if not quiet and (words := defaults_words(job)):
             progress.say(words)
-        options = RunOptions(resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say)
+        observe = follow_loop(out, sinks, say=progress.say)
+        options = RunOptions(
+            resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say, observe=observe
+        )
         result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, options=options, origin=origin)
     leave_group()
     status = 130 if result.stopped_by is signal.SIGINT else 0

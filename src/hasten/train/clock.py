@@ -147,15 +147,14 @@ class SampledClock:
         self._now: PhaseClock | CudaClock | None = None
         self._ended: deque[PhaseClock | CudaClock] = deque(maxlen=_WAITING)
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._taken = dict(self._seconds)
         self.gap = 1
         self.updates = 0
 
     def start(self) -> None:
         """Begin an update."""
         if self._now is not None:
-            self._ended.append(self._now)
-            self._now = None
-            self._collect()
+            self._end()
         self._left -= 1
         if self._left <= 0:
             self._left = self._random.randint(1, 2 * self.gap - 1)
@@ -169,14 +168,23 @@ class SampledClock:
 
     def take_shares(self) -> dict[str, float]:
         """Return each phase's share of the updates timed since the last call; empty if none. Call it between updates."""
+        self._end()
+        since = {name: seconds - self._taken[name] for name, seconds in self._seconds.items()}
+        self._taken = dict(self._seconds)
+        whole = sum(since.values())
+        return {name: round(seconds / whole, 4) for name, seconds in since.items() if seconds} if whole else {}
+
+    def so_far(self) -> tuple[int, dict[str, float]]:
+        """Return the number of timed updates, and their seconds by phase. Call it between updates."""
+        self._end()
+        return self.updates, dict(self._seconds)
+
+    def _end(self) -> None:
+        """End the timing of an update."""
         if self._now is not None:
             self._ended.append(self._now)
             self._now = None
         self._collect()
-        whole = sum(self._seconds.values())
-        shares = {name: round(seconds / whole, 4) for name, seconds in self._seconds.items() if seconds} if whole else {}
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        return shares
 
     def _collect(self) -> None:
         """Add up the finished measurements, without waiting for the device."""

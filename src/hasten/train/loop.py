@@ -69,6 +69,7 @@ class Loop:
         self.position = Position()
         self.losses: list[float] = []
         self.skipped = 0
+        self.gradient_norm: torch.Tensor | None = None
         self.steps_optimizer = True
         self.keeps_gradients = False
         self._pending: list[torch.Tensor] = []
@@ -331,7 +332,7 @@ class Loop:
         if live.job.clip_norm is not None:
             if live.scaler:
                 live.scaler.unscale_(live.optimizer)
-            clip_gradients(self._parameters, live.job.clip_norm)
+            self.gradient_norm = clip_gradients(self._parameters, live.job.clip_norm)
         if live.scaler is None:
             live.optimizer.step()
         else:
@@ -370,14 +371,14 @@ class Loop:
         return Loss(total.reshape(()), weight)
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> None:
-    """Clip the norm of all gradients. Accepts sparse gradients too, unlike torch's own function."""
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> torch.Tensor:
+    """Clip the norm of all gradients, and return it. Accepts sparse gradients too, unlike torch's own function."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if all(gradient.layout is torch.strided for gradient in gradients):
-        nn.utils.clip_grad_norm_(parameters, most)
-        return
+        return nn.utils.clip_grad_norm_(parameters, most)
     norm = nn.utils.get_total_norm([dense_parts(gradient)[-1] for gradient in gradients])
     nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    return norm
 
 
 def _nonzero(weight: Number) -> Number:

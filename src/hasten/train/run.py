@@ -28,6 +28,7 @@ from hasten.train.guards.incidents import INCIDENTS, Incidents
 from hasten.train.guards.non_finite import NonFinitePolicy
 from hasten.train.guards.rollback import Rollback
 from hasten.train.guards.run_guards import STACKS, Guards, Limits
+from hasten.train.observer import Observe, no_one
 from hasten.train.periodic import METRICS, PeriodicWork, Report
 from hasten.train.process_group import is_member, join_group
 from hasten.train.ranks import current_ranks
@@ -51,6 +52,7 @@ class RunOptions:
         non_finite: How to handle NaN and infinite losses and gradients.
         limits: Thresholds of the guards.
         say: Called with messages for the user.
+        observe: Follows the run, on each rank.
     """
 
     resume: bool = False
@@ -59,6 +61,7 @@ class RunOptions:
     non_finite: NonFinitePolicy = field(default_factory=NonFinitePolicy)
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = print
+    observe: Observe = no_one
 
 
 def start_under(plan: Plan) -> None:
@@ -164,9 +167,17 @@ def train(
             loop, mine, planned=planned, on_report=note, append=saved is not None, seconds_before=before_s, writes=leads
         )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=options.limits)
+        observer = stack.enter_context(options.observe(loop))
         back = Rollback(loop, out, options.non_finite, incidents, log)
         drive = Trainer(
-            loop, stack.enter_context(work), saver, stack.enter_context(guards), back, planned=planned, seen=earlier
+            loop,
+            stack.enter_context(work),
+            saver,
+            stack.enter_context(guards),
+            back,
+            planned=planned,
+            seen=earlier,
+            observer=observer,
         )
         result = drive.run()
         if record is not None and result.stopped_by is not None and result.updates < planned:

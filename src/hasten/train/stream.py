@@ -67,7 +67,7 @@ class Stream:
         self._ranks = ranks
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
-        self._iterator: Any = None
+        self.iterator: Any = None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, int]]:
         """Yield (batch, number of samples on this rank) for one epoch, starting at batch `start`."""
@@ -95,8 +95,8 @@ class Stream:
             return
         if self._loader is None:
             self._loader = self._make_loader()
-        self._iterator = iter(self._loader)
-        yield from self._iterator
+        self.iterator = iter(self._loader)
+        yield from self.iterator
         if not settings.persistent:
             self.close()
 
@@ -178,11 +178,11 @@ class Stream:
         return sum(process.is_alive() for process in self._workers())
 
     def _workers(self) -> list[Any]:
-        return list(getattr(self._iterator, "_workers", []))
+        return list(getattr(self.iterator, "_workers", []))
 
     def close(self) -> None:
         """Stop the workers. The next epoch starts new ones."""
-        self._loader = self._iterator = None
+        self._loader = self.iterator = None
 
     def _make_loader(self) -> DataLoader[Any]:
         settings = self._live.loader

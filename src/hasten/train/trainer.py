@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,6 +15,7 @@ from hasten.train.checkpoints.saver import Saver, Turn
 from hasten.train.guards.guarded_loop import GuardedLoop, RollBack
 from hasten.train.guards.rollback import Rollback
 from hasten.train.guards.run_guards import Guards
+from hasten.train.observer import Observer
 from hasten.train.periodic import PeriodicWork
 from hasten.train.process_group import progress_for_launcher
 from hasten.train.signals import StopRequest
@@ -56,6 +58,7 @@ class Trainer:
         guards: Watches the run.
         way_back: Rolls the run back to a checkpoint.
         planned: Updates of the whole run.
+        observer: Told of each update and of the work between updates.
         seen: Held-out results of earlier parts of the run, in order. The best may be among them.
     """
 
@@ -68,8 +71,10 @@ class Trainer:
         way_back: Rollback,
         *,
         planned: int,
+        observer: Observer,
         seen: Sequence[Mapping[str, float]] = (),
     ) -> None:
+        self._observer = observer
         self._loop, self._periodic, self._saver = loop, periodic, saver
         self._guards, self._way_back, self._planned = guards, way_back, planned
         live = loop.live
@@ -94,12 +99,12 @@ class Trainer:
                 while loop.position.update < self._planned and not self._asked:
                     held_out = self._epoch() or held_out
             except _Stopped:
-                with self._guards.during("last checkpoint"):
+                with self._during("last checkpoint"):
                     self._periodic.report()
                     self._periodic.save()
                     if self._saver is not None:
                         self._saver.save(wait=True)
-            with self._guards.during("last write"):
+            with self._during("last write"):
                 self._periodic.wait()
             seconds = perf_counter() - started
             counts = torch.tensor([loop.position.samples, loop.position.samples - before], device=loop.live.device)
@@ -121,13 +126,13 @@ class Trainer:
         try:
             loop.run(min(due, self._planned - loop.position.update), on_update=self._after_update)
         except RollBack as wrong:
-            with self._guards.during("rollback"):
+            with self._during("rollback"):
                 self._way_back.go(wrong, self._saver)
             self._periodic.went_back()
             return {}
-        with self._guards.during("validation"):
+        with self._during("validation"):
             held_out = self._periodic.validate()
-        with self._guards.during("checkpoint"):
+        with self._during("checkpoint"):
             self._periodic.report(held_out)
             self._periodic.save()
             if self._saver is not None:
@@ -136,6 +141,7 @@ class Trainer:
 
     def _after_update(self) -> None:
         self._guards.after_update()
+        self._observer.after_update()
         self._periodic.after_update()
         update = self._loop.position.update
         self._tell_launcher(update)
@@ -143,9 +149,21 @@ class Trainer:
         if update % self._per_epoch == 0 or update >= self._planned:
             return  # at the end of an epoch, the run is saved with its held-out results
         if self._saver is not None:
+            began = perf_counter()
             self._saver.after_update(turn)
+            self._observer.spent("checkpoint", perf_counter() - began)
         if self._asked:
             raise _Stopped
+
+    @contextmanager
+    def _during(self, what: str) -> Iterator[None]:
+        """Let the guards and the observer watch work other than an update."""
+        began = perf_counter()
+        try:
+            with self._guards.during(what):
+                yield
+        finally:
+            self._observer.spent(what, perf_counter() - began)
 
     def _agree(self) -> Turn | None:
         """Agree over all ranks whether to stop, and return what to do about checkpoints; None for a single rank."""

@@ -1,0 +1,119 @@
+"""Follow a run of Hasten's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import time
+from typing import Any
+
+from hasten.monitor.begin import make_monitor
+from hasten.monitor.metric import GRADIENT_NORM, LOSS, SAMPLES, SKIPPED
+from hasten.monitor.monitor import Monitor, Pace, Progress
+from hasten.monitor.sampler import Host
+from hasten.monitor.sink import SinkRequest
+from hasten.monitor.window import Start
+from hasten.train.clock import SampledClock
+from hasten.train.loop import Loop
+from hasten.train.observer import Observe, Observer
+
+_MARKED_S = 0.001
+"""Work between updates that takes less is not marked: a look at a checkpoint in progress, for example."""
+_PHASE = {"last checkpoint": "checkpoint", "last write": "checkpoint"}
+
+
+class LoopProgress:
+    """Reads the progress of a loop. Phases are estimated from the updates that its clock times.
+
+    Args:
+        loop: The loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._phases: dict[str, float] = {}
+        self._timed, self._seconds, self._update = 0, dict[str, float](), loop.position.update
+
+    def spent(self, phase: str, seconds: float) -> None:
+        """Add time between updates."""
+        self._phases[phase] = self._phases.get(phase, 0.0) + seconds
+
+    def __call__(self) -> Progress:
+        """Return the progress. Call it between updates."""
+        loop = self._loop
+        if isinstance(loop.clock, SampledClock):  # set by `follow_loop`
+            self._add_updates(*loop.clock.so_far())
+        values: dict[str, Any] = {SKIPPED.name: loop.skipped}
+        if loop.losses:
+            values[LOSS.name] = loop.losses[-1]
+        if loop.gradient_norm is not None:
+            values[GRADIENT_NORM.name] = loop.gradient_norm
+        counts = {SAMPLES.name: loop.ranks.world * loop.position.samples}
+        return Progress(step=loop.position.update, phases=dict(self._phases), counts=counts, values=values)
+
+    def _add_updates(self, timed: int, seconds: dict[str, float]) -> None:
+        """Add the updates since the last call, as if all were like those of them that were timed."""
+        update = self._loop.position.update
+        if timed == self._timed:
+            return
+        weight = max(update - self._update, 0) / (timed - self._timed)
+        for phase, total in seconds.items():
+            self.spent(phase, weight * (total - self._seconds.get(phase, 0.0)))
+        self._timed, self._seconds, self._update = timed, seconds, update
+
+
+class LoopObserver:
+    """Passes on what a run tells.
+
+    Args:
+        monitor: The monitor.
+        progress: The progress that the monitor reads.
+    """
+
+    def __init__(self, monitor: Monitor, progress: LoopProgress) -> None:
+        self._monitor, self._progress = monitor, progress
+
+    def after_update(self) -> None:
+        """Count an update."""
+        self._monitor.after_step()
+
+    def spent(self, what: str, seconds: float) -> None:
+        """Add the time to its phase, and mark the work."""
+        phase = _PHASE.get(what, what)
+        self._progress.spent(phase, seconds)
+        if seconds >= _MARKED_S:
+            self._monitor.mark(phase, seconds=seconds)
+
+
+def follow_loop(
+    out: Path, requests: Sequence[SinkRequest] = (), *, say: Callable[[str], None] = print, pace: Pace | None = None
+) -> Observe:
+    """Return what `RunOptions.observe` takes.
+
+    Args:
+        out: The run's folder.
+        requests: Sinks in addition to the file in the folder.
+        say: Called with messages for the user.
+        pace: When a window ends.
+    """
+
+    @contextmanager
+    def observe(loop: Loop) -> Iterator[Observer]:
+        progress, live, ranks = LoopProgress(loop), loop.live, loop.ranks
+        if not isinstance(loop.clock, SampledClock):  # ranks other than 0
+            loop.clock = SampledClock(live.device)
+        cuda = live.device.type == "cuda"
+        host = Host(
+            rank=ranks.rank,
+            folder=out,
+            device=lambda: (live.device.index or 0) if cuda else None,
+            loader=lambda: loop.stream.iterator,
+            counters=lambda: live.counters,
+        )
+        at = ranks.agreed(time())  # all ranks give the run the same name
+        start = Start(run="", rank=ranks.rank, world=ranks.world, at=at, step=loop.position.update)
+        with make_monitor(start, progress, host, requests, say=say, pace=pace) as monitor:
+            yield LoopObserver(monitor, progress)
+
+    return observe

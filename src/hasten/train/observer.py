@@ -1,0 +1,41 @@
+"""What a run tells the one that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeAlias
+
+from hasten.train.loop import Loop
+
+
+class Observer(Protocol):
+    """Follows a run. Both methods are called on the training thread and must be fast."""
+
+    def after_update(self) -> None:
+        """Note that an update has ended."""
+        ...
+
+    def spent(self, what: str, seconds: float) -> None:
+        """Note that work between updates took some seconds: `checkpoint`, `validation`, `rollback`, `last write`."""
+        ...
+
+
+Observe: TypeAlias = Callable[[Loop], AbstractContextManager[Observer]]
+"""Starts to follow a run. It ends when the context is left."""
+
+
+class NoObserver:
+    """Follows nothing."""
+
+    def after_update(self) -> None:
+        """Note that an update has ended."""
+
+    def spent(self, what: str, seconds: float) -> None:
+        """Note that work between updates took some seconds."""
+
+
+@contextmanager
+def no_one(_loop: Loop) -> Iterator[Observer]:
+    """Follow nothing."""
+    yield NoObserver()
