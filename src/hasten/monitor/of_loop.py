@@ -18,9 +18,9 @@ from hasten.train.clock import SampledClock
 from hasten.train.loop import Loop
 from hasten.train.observer import Observe, Observer
 
-_MARKED_S = 0.001
-"""Work between updates that takes less is not marked: a look at a checkpoint in progress, for example."""
-_PHASE = {"last checkpoint": "checkpoint", "last write": "checkpoint"}
+_SNAPSHOT_S = 0.001
+"""A look at the checkpoint in progress that takes less is not marked."""
+_PHASE = dict.fromkeys(("saver", "last checkpoint", "last write"), "checkpoint")
 
 
 class LoopProgress:
@@ -82,7 +82,7 @@ class LoopObserver:
         """Add the time to its phase, and mark the work."""
         phase = _PHASE.get(what, what)
         self._progress.spent(phase, seconds)
-        if seconds >= _MARKED_S:
+        if what != "saver" or seconds >= _SNAPSHOT_S:
             self._monitor.mark(phase, seconds=seconds)
 
 

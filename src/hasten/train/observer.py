@@ -17,7 +17,13 @@ class Observer(Protocol):
         ...
 
     def spent(self, what: str, seconds: float) -> None:
-        """Note that work between updates took some seconds: `checkpoint`, `validation`, `rollback`, `last write`."""
+        """Note that work between updates took some seconds.
+
+        Args:
+            what: `validation`, `checkpoint`, `last checkpoint`, `last write`, `rollback`, or after each update `saver`: a
+                look at the checkpoint in progress, and sometimes a snapshot.
+            seconds: How long it took.
+        """
         ...
 
 

@@ -151,7 +151,7 @@ class Trainer:
         if self._saver is not None:
             began = perf_counter()
             self._saver.after_update(turn)
-            self._observer.spent("checkpoint", perf_counter() - began)
+            self._observer.spent("saver", perf_counter() - began)
         if self._asked:
             raise _Stopped
 
