@@ -27,6 +27,7 @@ class Hasten(LazyGroup):
         "tune": ("hasten.cli.tune:tune", "Try techniques one at a time; keep those that are proved to help."),
         "run": ("hasten.cli.run:run", "Train a job or run a script under a plan."),
         "compare": ("hasten.cli.compare:compare", "Compare two plans in paired, interleaved, fresh processes."),
+        "check": ("hasten.cli.check:check", "Compare the speed of two commits, with a verdict and an exit status."),
         "batch": ("hasten.cli.batch:batch", "Find how many samples to compute at once."),
         "doctor": ("hasten.cli.doctor:doctor", "Report this machine's capabilities, and any problems with fixes."),
         "explain": ("hasten.cli.explain:explain", "Show everything known about one technique."),
@@ -71,7 +72,7 @@ def options(
 
 
 def main() -> None:
-    """Run a verb. Exits with 1 and one line on an error, and with 130 on Ctrl-C."""
+    """Run a verb. Exits with 1 (`check`: 3) and one line on an error, and with 130 on Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     voice.set(Voice())
     try:
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001 - errors of user code are reported by their own line
         _report(error)
-        sys.exit(1)
+        sys.exit(voice.get().failed)
 
 
 def _report(error: Exception) -> None:

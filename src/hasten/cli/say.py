@@ -59,10 +59,12 @@ class Voice:
     Attributes:
         level: -1 prints results and errors only, 0 also each step, 1 also the details of each step.
         traceback: Print errors with all frames.
+        failed: Exit status on an error.
     """
 
     level: int = 0
     traceback: bool = False
+    failed: int = 1
 
 
 voice: ContextVar[Voice] = ContextVar("voice", default=Voice())  # noqa: B039 - a frozen value

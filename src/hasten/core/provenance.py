@@ -7,10 +7,14 @@ import inspect
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from hasten.core.job import Job
+from hasten.core.user_code import is_user_file
 from hasten.core.version import __version__
 
 PACKAGES = ("torch", "numpy")
@@ -51,6 +55,25 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:  # installed without metadata
             known[name] = "unknown"
     return known
+
+
+def process_environment() -> dict[str, Any]:
+    """Return what affects the speed of this process beside its code, and the code that it has loaded.
+
+    Returns:
+        `python`, `threads` (of an operator in torch), `packages` (imported distribution -> version) and `files` (modules of
+        the user that are loaded).
+    """
+    modules = list(sys.modules.items())
+    names = packages_distributions()
+    loaded = {owner for name, _ in modules if "." not in name for owner in names.get(name, ())}
+    files = {file for _, module in modules if isinstance(file := getattr(module, "__file__", None), str)}
+    return {
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "packages": {name: version(name) for name in sorted(loaded)},
+        "files": sorted(str(Path(file).absolute()) for file in files if is_user_file(file)),
+    }
 
 
 def job_folder(job: Job) -> Path | None:

@@ -46,6 +46,7 @@ class Apart:
         command: Command line of the script: a file, or `-m` and a module, then its arguments.
         keep: Hasten's own folders, in which files of the run must remain.
         environ: Environment of the run.
+        cwd: Working folder of the run; None for that of this process.
 
     Attributes:
         prefix: Arguments to put before the command.
@@ -53,13 +54,15 @@ class Apart:
         words: Message for the user about files that cannot be isolated; "" if all can.
     """
 
-    def __init__(self, command: Sequence[str], keep: Sequence[Path], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], keep: Sequence[Path], environ: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
         self.prefix: tuple[str, ...] = ()
         self.private, self.words = False, ""
         self._scratch: Path | None = None
         self._lock = -1
         self._snapshot: Snapshot | None = None
-        folders = places(command)
+        folders = places(command, cwd)
         plan = _plan(folders, tuple(os.path.realpath(folder) for folder in keep), environ)
         why, left = why_not(folders, plan)
         if why:
@@ -88,12 +91,13 @@ class Apart:
         return snapshot.release()
 
 
-def places(command: Sequence[str]) -> tuple[str, ...]:
+def places(command: Sequence[str], cwd: Path | None = None) -> tuple[str, ...]:
     """Return the folders that a script works in: the working folder, the script's folder, and folders in its arguments."""
     parts = [part for word in command for part in (word, word.partition("=")[2]) if os.sep in part]
-    folders = {os.path.realpath(Path.cwd())}
+    where = os.path.realpath(cwd or Path.cwd())
+    folders = {where}
     for word in parts:
-        folder = Path(os.path.realpath(word))
+        folder = Path(os.path.realpath(Path(where, word)))
         while not folder.is_dir():
             folder = folder.parent
         if len(folder.parts) > 2 or folder.name not in {"", *SYSTEM, "home", "tmp"}:

@@ -15,6 +15,7 @@ import torch
 
 from hasten.core.card import StepTrace
 from hasten.core.errors import HastenError, LossError
+from hasten.core.provenance import process_environment
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.script.plan.host import Host
 from hasten.train.trace import Lens
@@ -55,6 +56,11 @@ class Commands:
             reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
             raise HastenError(f"not applied to the script: {reasons}")
         return {"seconds": perf_counter() - started, "batch_size": host.live.job.batch_size, "job": "script"}
+
+    def describe(self) -> Steps:
+        """Return the environment that the script runs in."""
+        yield from ()
+        return process_environment()
 
     def sample(self, *, steps: int, path: str) -> Steps:
         """Sample what the next steps do to the parameters. Write the gradients to a .npy file, one row per step."""

@@ -82,7 +82,7 @@ def warmup_of(*plans: Plan) -> int:
 
 def run_arm(setting: TrialSetting, plan: Plan, arm: str, pair: int, design: Design) -> ArmOutcome:
     """Run one fresh process to its end."""
-    with named(plan.names), Trial(setting, plan, seed=design.seed + pair) as trial:
+    with named(plan.names, setting.label), Trial(setting, plan, seed=design.seed + pair) as trial:
         ready = _get_ready(trial, design)
         answer = trial.call("run", updates=plan.updates_for(design.updates))
         return _outcome(trial, make_sample(arm, pair, answer, uneven=design.uneven), answer["losses"], ready, design)
@@ -98,13 +98,13 @@ def run_in_turns(
             # Jobs load side by side, because nothing is counted yet. Scripts do their first step meanwhile, in which the
             # threads of two processes would wait for each other.
             side_by_side = not plans[arm][0].command
-            with named(plans[arm][1].names):
+            with named(plans[arm][1].names, plans[arm][0].label):
                 trials[arm] = stack.enter_context(Trial(*plans[arm], seed=design.seed + pair, wait=not side_by_side))
             if not side_by_side:
                 trials[arm].freeze()
         for arm in arms:
             if not plans[arm][0].command:
-                with named(trials[arm].plan.names):
+                with named(trials[arm].plan.names, trials[arm].setting.label):
                     trials[arm].wait_until_loaded()
         for trial in trials.values():
             trial.freeze()

@@ -56,6 +56,9 @@ class TrialSetting:
         ranks: Number of processes that train together in each trial.
         command: The script to train instead of a job: the script, or `-m` and a module, followed by its arguments.
         told: Messages about the files of scripts that were already shown.
+        cwd: The working folder of the trials; None for that of this process. `folder` must be absolute then.
+        environ: The environment of the trials; None for that of this process.
+        label: What errors of the trials name instead of the plan, such as a commit.
     """
 
     target: str
@@ -65,6 +68,9 @@ class TrialSetting:
     ranks: int = 1
     command: tuple[str, ...] = ()
     told: set[str] = field(default_factory=set, compare=False)
+    cwd: Path | None = None
+    environ: Mapping[str, str] | None = None
+    label: str = ""
 
 
 class Trial:
@@ -84,7 +90,7 @@ class Trial:
 
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
         self.setting, self.plan = setting, plan
-        environment = trial_environment(setting.folder, plan=plan, ranks=setting.ranks)
+        environment = trial_environment(setting.folder, setting.environ, plan=plan, ranks=setting.ranks)
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
@@ -111,6 +117,7 @@ class Trial:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=environment,
+            cwd=self.setting.cwd,
             start_new_session=True,
         )
         self._commands, self._answers = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
@@ -118,7 +125,7 @@ class Trial:
     def _start_script(self, environment: Mapping[str, str]) -> None:
         """Start the script with pipes for commands. Its output goes to the log, and its input is empty."""
         self._private = Path(tempfile.mkdtemp(prefix="script-", dir=self.setting.folder.resolve()))
-        self._apart = Apart(self.setting.command, [self.setting.folder], environment)
+        self._apart = Apart(self.setting.command, [self.setting.folder], environment, self.setting.cwd)
         self._say(self._apart.words)
         theirs, ours = os.pipe()
         mine, answers = os.pipe()
@@ -130,6 +137,7 @@ class Trial:
                 stdout=self._log,
                 stderr=self._log,
                 env=entered(self._private, config, environment),
+                cwd=self.setting.cwd,
                 pass_fds=(theirs, answers),
                 start_new_session=True,
             )

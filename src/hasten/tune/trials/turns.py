@@ -104,16 +104,17 @@ def awake(trial: Trial, act: Callable[[Trial], T]) -> T:
     """Thaw a process while `act` runs. Errors name the plan."""
     trial.thaw()
     try:
-        with named(trial.plan.names):
+        with named(trial.plan.names, trial.setting.label):
             return act(trial)
     finally:
         trial.freeze()
 
 
 @contextmanager
-def named(plan: Sequence[str]) -> Iterator[None]:
-    """Add the plan to the message of a TrialError."""
+def named(plan: Sequence[str], label: str = "") -> Iterator[None]:
+    """Add the plan, or a label instead of it, to the message of a TrialError."""
     try:
         yield
     except TrialError as error:
-        raise TrialError(f"Under the plan [{', '.join(plan) or 'empty'}]: {error}", kind=error.kind) from error
+        where = label or f"Under the plan [{', '.join(plan) or 'empty'}]"
+        raise TrialError(f"{where}: {error}", kind=error.kind, details=error.details) from error

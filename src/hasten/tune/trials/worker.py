@@ -24,6 +24,7 @@ import torch
 from hasten.core.errors import HastenError, LossError
 from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
+from hasten.core.provenance import process_environment
 from hasten.core.target import load_job
 from hasten.core.user_code import error_words
 from hasten.optimizations import catalogue
@@ -74,6 +75,12 @@ class Worker:
         job = load_job(target)
         self._loop = Loop(build(job, Plan.from_dict(plan, catalogue()), seed=seed))
         return {"seconds": perf_counter() - started, "batch_size": job.batch_size, "job": type(job).__name__}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a comparison must know of the job, and the environment that its code runs in."""
+        job = self.live.job
+        quality = asdict(job.quality) if job.quality is not None else None
+        return {"uneven": job.overrides("length"), "seed": job.seed, "quality": quality, **process_environment()}
 
     def horizon(self) -> dict[str, Any]:
         """Return the optimizer updates of the whole run under the plan; None if the job does not define them."""
