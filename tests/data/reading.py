@@ -16,16 +16,18 @@ def read(reader: type[Reader], path: Path, **chosen: Any) -> tuple[pa.Schema, li
     choices = Choices(**chosen)
     units = reader.units(path, choices)
     schema = reader.schema(units, choices)
-    assert schema is not None
-    choices = replace(choices, schema=schema.serialize().to_pybytes())
+    if schema is not None:
+        choices = replace(choices, schema=schema.serialize().to_pybytes())
     rows: list[dict[str, Any]] = []
     bad: list[Bad] = []
     for unit in units:
         for part in reader.read(unit, choices):
             if isinstance(part, Bad):
                 bad.append(part)
-            else:
-                assert isinstance(part, pa.Table)
+            elif isinstance(part, pa.Table):
                 part.validate(full=True)
                 rows += part.to_pylist()
+            else:
+                columns = [values.to_pylist() if isinstance(values, pa.Array) else list(values) for values in part.values()]
+                rows += [dict(zip(part, row, strict=True)) for row in zip(*columns, strict=True)]
     return schema, rows, bad

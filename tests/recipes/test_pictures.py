@@ -164,7 +164,7 @@ def test_files_that_are_missing_empty_or_no_images_are_named(tmp_path: Path, nam
             look(path)
     path.write_bytes(b"this is not an image" * 9)
     for look in (read_picture, picture_size, check_picture):
-        with pytest.raises(DataError, match=rf"{name}: it is corrupt or not a supported image"):
+        with pytest.raises(DataError, match=rf"{name}: the image cannot be decoded"):
             look(path)
 
 

@@ -1,18 +1,16 @@
-"""Read image files of any common kind as one kind of array: `uint8 [height, width, 3]`, RGB, upright.
+"""List and read the image files of a folder, and fit images into a rectangle.
 
-JPEG is decoded by simplejpeg if it is installed. Everything else, and any JPEG that simplejpeg rejects, is decoded by
-Pillow; `.npy` is read by NumPy. Other pixel formats are converted in one fixed way: the EXIF orientation is applied, 16 bits
-become 8 through division by 257, grey becomes three equal channels, and transparent pixels are composited on white. Unusable
-files are rejected with an error that names the file. (For PNGs with 16 bits *per channel*, Pillow itself keeps the upper 8
-bits.)
+`hasten.data.pictures` decodes image files, as for stores. `.npy` arrays are read by NumPy and converted in the same way.
+Unusable files are rejected with an error that names the file.
 """
 
 from __future__ import annotations
 
 import codecs
-import io
-import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,9 @@ from hasten.recipes.needed import needed
 
 Picture = npt.NDArray[np.uint8]
 
-SUFFIXES = frozenset(
-    {".bmp", ".gif", ".jpe", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"},
-)
-"""File suffixes that count as images, in lower case."""
-
 PADDING = 114
 """Grey level of letterbox padding: the value YOLO detectors are trained with (Darknet and its successors)."""
 
-_ORIENTATION = 0x0112
-"""EXIF tag of the orientation: 1 is upright, 2 to 8 as in the EXIF 2.32 standard, section 4.6.4."""
-_SLACK = 1e-3
-"""How far float pixels may exceed the range 0 to 1: resizing overshoots by rounding errors."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark is a prefix of this one
@@ -53,18 +42,19 @@ def list_pictures(folder: Path) -> list[Path]:
         DataError: The folder is missing, has no images, or has two images with the same stem: their labels would be
             ambiguous.
     """
+    endings = {".npy", *_decoder().ENDINGS}
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the folder that contains the images.")
     paths = sorted(
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in endings and not path.name.startswith(".") and path.is_file()
     )
     if not paths:
         inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         hint = f" It has subfolders ({', '.join(inner[:5])}): give one of them." if inner else ""
-        raise DataError(f"{folder} has no images (looked for {', '.join(sorted(SUFFIXES))}).{hint}")
+        raise DataError(f"{folder} has no images (looked for {', '.join(sorted(endings))}).{hint}")
     first: dict[str, Path] = {}
     duplicates = [
         f"{first[path.stem].name} and {path.name}" for path in paths if first.setdefault(path.stem, path) is not path
@@ -89,15 +79,9 @@ def read_picture(path: Path) -> Picture:
     if path.suffix.lower() == ".npy":
         return _rgb(_load_npy(path), path)
     data = _read_bytes(path)
-    if data[:3] == b"\xff\xd8\xff":
-        from hasten.data.pictures import decode_jpeg  # noqa: PLC0415  the data layer imports Arrow, which few commands need
-
-        try:
-            pixels = decode_jpeg(data)
-        except ValueError:  # corrupt: Pillow's error says how
-            return _by_pillow(data, path)
-        return _upright(pixels, _jpeg_orientation(data, path))
-    return _by_pillow(data, path)
+    with _named(path):
+        pixels: Picture = _decoder().decode(data)
+    return pixels
 
 
 def write_picture(path: Path, image: Picture) -> None:
@@ -126,39 +110,25 @@ def picture_size(path: Path) -> tuple[int, int]:
     if path.suffix.lower() == ".npy":
         height, width = _npy_shape(_load_npy(path).shape, path)
         return height, width
-    pil = needed("PIL.Image")
-    if not path.is_file() or path.stat().st_size == 0:
-        _read_bytes(path)  # raises with the reason
-    try:
-        with pil.open(path) as opened:
-            width, height = opened.size
-            is_rotated = _orientation(opened) >= 5
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise arbitrary exceptions on damaged headers
-        raise _undecodable(path, error) from error
-    return (width, height) if is_rotated else (height, width)
+    return _looked_at(path, _decoder().header)
 
 
 def check_picture(path: Path) -> tuple[int, int]:
     """Return the size as `picture_size` does, and also check the end of the file: truncation is found without decoding.
 
-    JPEG must end with its end marker, and PNG must have correct checksums. Files that fail this check, and files of other
-    kinds, are decoded. For arrays, only some rows are checked for type and range.
+    JPEG must end with its end marker, and PNG must have correct checksums. Files of other kinds are decoded. For
+    arrays, only some rows are checked for type and range.
 
     Raises:
         DataError: The file is missing, empty, truncated, or not an image. The message names the file.
         MachineError: Pillow is not installed.
     """
     path = Path(path)
+    if path.suffix.lower() != ".npy":
+        return _looked_at(path, _decoder().check)
     size = picture_size(path)
-    if path.suffix.lower() == ".npy":  # NumPy has compared the array size with the file size
-        _rgb(_load_npy(path)[:: 1 + size[0] // 16], path)
-        return size
-    if _has_intact_end(path):
-        return size
-    height, width = read_picture(path).shape[:2]
-    return height, width
+    _rgb(_load_npy(path)[:: 1 + size[0] // 16], path)  # NumPy has compared the array size with the file size
+    return size
 
 
 def fit(image: Picture, size: tuple[int, int]) -> tuple[Picture, tuple[float, float], tuple[int, int]]:
@@ -252,28 +222,29 @@ def _read_bytes(path: Path) -> bytes:
     return data
 
 
-def _by_pillow(data: bytes, path: Path) -> Picture:
-    pil = needed("PIL.Image")
+def _decoder() -> Any:
+    """Return the module that decodes images. The data layer imports Arrow and PyTorch, which few commands need."""
+    return needed("hasten.data.pictures")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in the error of an image that cannot be used."""
     try:
-        with pil.open(io.BytesIO(data)) as opened:
-            orientation = _orientation(opened)
-            pixels = _pixels(opened)
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise arbitrary exceptions on damaged files
-        raise _undecodable(path, error) from error
-    return _upright(_rgb(pixels, path), orientation)
+        yield
+    except ValueError as error:
+        raise BadFileError(path, f"{error}: get it again, or remove it") from error
 
 
-def _pixels(opened: Any) -> npt.NDArray[Any]:
-    """Return the pixels of an image opened with Pillow, at their stored bit depth."""
-    if opened.mode in {"I", "F"} or opened.mode.startswith("I;16"):
-        grey = np.asarray(opened)
-        if opened.mode == "I" and grey.size and grey.min() >= 0 and grey.max() <= 65535:
-            return grey.astype(np.uint16)
-        return grey.astype(np.uint16) if opened.mode.startswith("I;16") else grey
-    has_alpha = opened.mode in {"LA", "La", "PA", "RGBA", "RGBa"} or "transparency" in opened.info
-    return np.asarray(opened.convert("RGBA" if has_alpha else "RGB"))
+def _looked_at(path: Path, look: Callable[[mmap], tuple[int, int]]) -> tuple[int, int]:
+    """Return what a function finds out about an image file from the parts that it reads."""
+    if not path.is_file() or path.stat().st_size == 0:
+        _read_bytes(path)  # raises with the reason
+    try:
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, _named(path):
+            return look(data)
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _load_npy(path: Path) -> npt.NDArray[Any]:
@@ -285,7 +256,7 @@ def _load_npy(path: Path) -> npt.NDArray[Any]:
     except MemoryError:
         raise
     except Exception as error:  # NumPy raises arbitrary exceptions on damaged headers
-        raise _undecodable(path, error) from error
+        raise BadFileError(path, f"the image cannot be decoded: {error}: get it again, or remove it") from error
     _npy_shape(array.shape, path)
     return array
 
@@ -300,92 +271,13 @@ def _npy_shape(shape: tuple[int, ...], path: Path) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _has_intact_end(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            file.seek(-min(64, path.stat().st_size), io.SEEK_END)
-            tail = file.read()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if head[:3] == b"\xff\xd8\xff":
-        return tail.rstrip(b"\0").endswith(b"\xff\xd9")
-    if head != b"\x89PNG\r\n\x1a\n":
-        return False
-    try:
-        with needed("PIL.Image").open(path) as opened:
-            opened.verify()
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error):
-        return False
-    return True
-
-
 def _rgb(array: npt.NDArray[Any], path: Path) -> Picture:
-    """Convert pixels of any kind to `uint8 [height, width, 3]`."""
-    pixels = _eight_bits(np.asarray(array), path)  # np.memmap is a subclass of ndarray
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    if pixels.shape[2] == 1:
-        return np.repeat(pixels, 3, axis=2)
-    if pixels.shape[2] == 4:
-        alpha = pixels[:, :, 3:].astype(np.uint32)
-        on_white: npt.NDArray[np.uint32] = (pixels[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
-        return on_white.astype(np.uint8)
-    return np.array(pixels, order="C")
-
-
-def _eight_bits(array: npt.NDArray[Any], path: Path) -> Picture:
-    if array.dtype == np.uint8:
-        return array
-    if array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        rounded: npt.NDArray[np.uint32] = (array.astype(np.uint32) + 128) // 257
-        return rounded.astype(np.uint8)
-    if array.dtype.kind == "f":
-        low, high = float(array.min()), float(array.max())  # NaN if any pixel is NaN
-        if not (low >= -_SLACK and high <= 1 + _SLACK):
-            raise BadFileError(path, f"its floats range from {low:g} to {high:g}, expected 0 to 1")
-        levels: npt.NDArray[np.floating[Any]] = np.rint(np.clip(array, 0, 1) * 255)
-        return levels.astype(np.uint8)
-    raise BadFileError(path, f"pixels of type {array.dtype} are not supported: save uint8, uint16, or floats from 0 to 1")
-
-
-def _orientation(opened: Any) -> int:
-    """Return the EXIF orientation of an opened image, 1 to 8. Pillow already applies it to TIFF files."""
-    if opened.format == "TIFF" or "exif" not in opened.info:
-        return 1
     try:
-        value = opened.getexif().get(_ORIENTATION, 1)
-    except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):  # damaged EXIF in an intact image
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def _jpeg_orientation(data: bytes, path: Path) -> int:
-    if b"Exif\0\0" not in data:
-        return 1
-    try:
-        with needed("PIL.Image").open(io.BytesIO(data)) as opened:
-            return _orientation(opened)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise _undecodable(path, error) from error
-
-
-def _upright(pixels: Picture, orientation: int) -> Picture:
-    """Rotate and mirror pixels according to their EXIF orientation (section 4.6.4)."""
-    if orientation >= 5:  # 5 to 8 are rotated by 90 degrees
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in {3, 4, 7, 8}:
-        pixels = pixels[::-1]
-    if orientation in {2, 3, 6, 7}:
-        pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
+        pixels: Picture = _decoder().rgb(array)
+    except ValueError as error:
+        raise BadFileError(path, str(error)) from error
+    return pixels
 
 
 def _unreadable(path: Path, error: OSError) -> BadFileError:
     return BadFileError(path, f"it cannot be read ({error.strerror or error})")
-
-
-def _undecodable(path: Path, error: Exception) -> BadFileError:
-    detail = str(error).replace("\n", " ").removesuffix(".")
-    detail = "" if not detail or "cannot identify" in detail else f" ({detail})"  # that message only repeats the file name
-    return BadFileError(path, f"it is corrupt or not a supported image{detail}: get it again, or remove it")

@@ -84,7 +84,7 @@ def test_a_image_that_turns_out_damaged_becomes_grey_and_is_named(tmp_path: Path
     data = DetectionData(items(tmp_path, 2))
     whole = data.items[1].path.read_bytes()
     data.items[1].path.write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match=r"1\.png: it is corrupt or not a supported image.*grey"):
+    with pytest.warns(UserWarning, match=r"1\.png: the image cannot be decoded.*grey"):
         sample = decode(data[1], SIZE)
     assert (sample["picture"] == 114).all()
     assert sample["boxes"].shape == (0, 4)

@@ -8,10 +8,10 @@ are missing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -80,6 +80,7 @@ class Choices:
         return pa.ipc.read_schema(pa.py_buffer(self.schema)) if self.schema else None
 
 
+Item = TypeVar("Item")
 Rows: TypeAlias = "Mapping[str, Any] | pa.Table"
 
 
@@ -126,8 +127,8 @@ class Reader(ABC):
         """Return the rows of a unit in batches of a few thousand, and its bad records."""
 
 
-def spread(units: Sequence[Unit], wanted: int = 3) -> list[Unit]:
-    """Select units from the first to the last, to infer types from."""
+def spread(units: Sequence[Item], wanted: int = 3) -> list[Item]:
+    """Select items from the first to the last, such as units to infer types from."""
     places = {round(place * (len(units) - 1) / (wanted - 1)) for place in range(wanted)}
     return [units[number] for number in sorted(places)]
 
@@ -198,3 +199,22 @@ class FileFolder(Reader):
 def folder_of(name: str) -> str:
     """Return the name of the folder that contains a file, used as its label; empty at the top level."""
     return name.rsplit("/", 2)[-2] if "/" in name else ""
+
+
+def parts_of(
+    rows: Iterable[tuple[int, tuple[Any, ...]] | Bad], *, most_rows: int = 64, most_bytes: int = 2**26
+) -> Iterator[list[tuple[Any, ...]] | Bad]:
+    """Collect rows, each with its size in bytes, into lists of bounded size. Bad records are passed on."""
+    part: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        if isinstance(row, Bad):
+            yield row
+            continue
+        part.append(row[1])
+        size += row[0]
+        if len(part) >= most_rows or size >= most_bytes:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
