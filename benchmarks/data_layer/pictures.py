@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.data_layer.sizes import PICTURE
 from benchmarks.data_layer.system import Epochs, System
 from hasten.data import DecodeImages, Stream
-from hasten.data.pictures import decode, reduced
+from hasten.data.pictures import decode
+from hasten.data.resizing import reduced
 
 BATCH = 32
 SMALL = (PICTURE[1] // 2, PICTURE[0] // 2)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -236,27 +235,6 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     (tmp_path / "images" / "b.jpg").write_bytes(jpeg_file(0, (32, 32)))
     with pytest.raises(DataError, match="the images have different sizes"):
         convert(tmp_path / "images", tmp_path / "s", pixels="decoded")
-
-
-def sound(path: Path, samples: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(samples.astype("<i2").tobytes())
-
-
-def test_folders_of_sounds(tmp_path: Path) -> None:
-    for number in range(5):
-        sound(tmp_path / "sounds" / "a" / f"{number}.wav", np.arange(number * 100) - 50)
-    (tmp_path / "sounds" / "a" / "bad.wav").write_bytes(b"RIFF")
-    convert(tmp_path / "sounds", tmp_path / "s", max_bad_frac=0.5)
-    rows = all_rows(tmp_path / "s")
-    assert [(row["path"], row["label"], row["rate"], len(row["samples"])) for row in rows] == [
-        (f"a/{number}.wav", "a", 8000, number * 100) for number in range(5)
-    ]
-    assert rows[4]["samples"][:3] == [-50, -49, -48]
 
 
 def test_webdataset(tmp_path: Path) -> None:
@@ -504,7 +482,7 @@ def test_every_reader_says_what_it_reads() -> None:
         "mds",
         "numpy",
         "parquet",
-        "wav",
+        "sound",
         "webdataset",
     ]
     assert all(kind.words for kind in all_readers().values())
