@@ -81,7 +81,7 @@ def read_sound(path: Path, dtype: np.dtype[Any]) -> tuple[int, int, Samples]:
 
 
 def _blocks(file: Any, dtype: np.dtype[Any]) -> Iterator[Samples]:
-    """Read up to the end, whatever the header says about the length."""
+    """Read up to the end of the file, not only as far as its header says."""
     count = 0
     while (block := file.read(max(1, _BLOCK_SAMPLES // file.channels), dtype=dtype.name, always_2d=True)).size:
         count += block.size
