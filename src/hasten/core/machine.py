@@ -206,6 +206,21 @@ def read_memory_limit(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Reading[in
     return Reading(least, reason)
 
 
+def read_memory_room(*, proc: Path = PROC, cgroup: Path = CGROUP) -> list[int]:
+    """Return the bytes that each control group of this process has left under its limit. Cached files count as free."""
+    rooms = []
+    for folder in _cgroup_folders(proc, cgroup, "memory"):
+        for most, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _read(folder / most).strip(), _read(folder / used).strip()
+            if limit.isdecimal() and usage.isdecimal():
+                pages = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                rooms.append(max(int(limit) - int(usage) + int(pages.get(cached, 0)), 0))
+    return rooms
+
+
 def _affinity() -> tuple[int, str]:
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
