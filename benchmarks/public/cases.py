@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public.prepare import MAKERS
+from benchmarks.public.makers import MAKERS
 from hasten.core.errors import HastenError
 
 TABLE = Path(__file__).parent / "scripts.toml"
-NEEDED = frozenset({"repository", "licence", "script", "about", "changed"})
-KEYS = NEEDED | {"files", "folder", "arguments", "path", "data"}
+NEEDED = frozenset({"repository", "licence", "field", "loader", "script", "about", "changed"})
+KEYS = NEEDED | {"files", "folder", "arguments", "shorter", "path", "environment", "data", "unseen"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,30 +23,40 @@ class Case:
     Attributes:
         name: Name in this benchmark.
         repository: `owner/name` on GitHub.
-        licence: SPDX name.
+        licence: SPDX name; NONE if the repository names none.
+        field: Kind of training: vision, language, ...
+        loader: Where batches come from.
         files: Files of the repository that a run needs, as git path specifications.
         folder: Folder in the copy to start the script in.
         script: Script, relative to the folder.
         arguments: Arguments of the script.
+        shorter: Further arguments for whole runs.
         path: Folders for PYTHONPATH, relative to the folder.
+        environment: Variables to set; a value that starts with ./ is a path relative to the folder.
         maker: Function that creates the data, a name of `MAKERS`; empty if the script needs none.
         into: Folder of the data, relative to the folder.
         about: What is trained.
         changed: Differences from the script's defaults.
+        unseen: Whether its first run here is the recorded one.
     """
 
     name: str
     repository: str
     licence: str
+    field: str
+    loader: str
     files: tuple[str, ...]
     folder: str
     script: str
     arguments: tuple[str, ...]
+    shorter: tuple[str, ...]
     path: tuple[str, ...]
+    environment: Mapping[str, str]
     maker: str
     into: str
     about: str
     changed: tuple[str, ...]
+    unseen: bool
 
     @property
     def clone(self) -> str:
@@ -82,13 +92,18 @@ def read_case(name: str, entry: Mapping[str, Any]) -> Case:
         name=name,
         repository=entry["repository"],
         licence=entry["licence"],
+        field=entry["field"],
+        loader=entry["loader"],
         files=tuple(entry.get("files", ["."])),
         folder=entry.get("folder", "."),
         script=entry["script"],
         arguments=tuple(entry.get("arguments", ())),
+        shorter=tuple(entry.get("shorter", ())),
         path=tuple(entry.get("path", ())),
+        environment=dict(entry.get("environment", {})),
         maker=data["make"],
         into=data["into"],
         about=entry["about"],
         changed=tuple(entry["changed"]),
+        unseen=entry.get("unseen", False),
     )

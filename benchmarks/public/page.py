@@ -7,50 +7,113 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from benchmarks.public.verdict import Row, found
+from benchmarks.public.verdict import Row, as_without, found, reached, score
 
 MOST_PHASES = 3
+MOST_FUNCTIONS = 4
+RIVALS = {"train_doctor": "train-doctor", "traceml": "TraceML", "loadtune": "loadtune", "autotune": "pytorch-autotune"}
 
 
 def headline(result: Mapping[str, Any]) -> str:
     """Summarize the result in one line."""
-    counts = f"{result['profiled']} of {result['scripts']} profiled, {result['tuned']} tuned"
-    return f"{counts}, {result['faster']} at least {result['goals']['ratio']}x as fast by the lower end of the interval"
+    counts = score(result["rows"])
+    tuned = f"{counts['profiled']} of {counts['scripts']} profiled, {counts['tuned']} tuned"
+    proved = f"{counts['faster']} at least {counts['goals']['ratio']}x as fast by the lower end of the interval"
+    if not counts["ran"]:
+        return f"{tuned}, {proved}"
+    whole = f"{counts['as_without']} of {counts['ran']} whole runs as without Hasten, {counts['whole_faster']} at least"
+    return f"{tuned}; {whole} {counts['goals']['ratio']}x as fast, {counts['whole_mean']:.2f}x in the geometric mean"
 
 
 def gains(result: Mapping[str, Any]) -> str:
-    """Summarize in one line how much faster each script became."""
-    parts = []
-    for row in result["rows"]:
-        tuned = found(row, "tune")
-        faster = tuned is not None and tuned["low"] and tuned["verdict"] == "faster"
-        parts.append(
-            f"{row['name']} {tuned['ratio']:.2f}x" if tuned is not None and faster else f"{row['name']}: nothing shown"
-        )
-    return ", ".join(parts)
+    """Summarize in one line how much faster the scripts became."""
+    rows = result["rows"]
+    parts = [f"{row['name']} {tuned['ratio']:.2f}x" for row in rows if (tuned := found(row, "tune")) and _is_proved(tuned)]
+    unproved = len(rows) - len(parts)
+    return ", ".join([*parts, *([f"{unproved} more: nothing shown"] if unproved else [])])
 
 
 def tables(result: Mapping[str, Any]) -> str:
     """Return all tables of the page."""
-    rows, goals = result["rows"], result["goals"]
+    rows, counts = result["rows"], score(result["rows"])
     commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = [f"Measured on {result['machine']}, at {commits}: {headline(result)}."]
-    lines += ["", "## Profiles", ""]
-    lines += ["| script | step | bottleneck | largest phases | cost of watching |", "|---|---|---|---|---|"]
-    lines += [_profiled(row) for row in rows]
-    lines += ["", "## Tunings", ""]
+    lines = [f"Measured on {result['machine']}, at {commits}: {headline(result)}.", "", "## Goals", ""]
+    lines += _goals(counts)
+    lines += ["", "## Whole runs", ""]
     lines += [
-        f"The goal is {goals['faster']:.0f} scripts at least {goals['ratio']}x as fast, by the lower end of the interval,",
-        f"with their losses within the gate. {result['faster']} scripts reached it.",
+        "Wall time of the whole process, from start to end: the script alone, then how much faster it is under",
+        "`hasten run --plan`, and with the source patch. In brackets the smallest and the largest of the rounds.",
         "",
-        "| script | outcome | plan | losses |",
+        "| script | alone | plan | patch | as alone |",
+        "|---|---|---|---|---|",
+        *(_whole(row) for row in rows),
+        "",
+        "## Diagnoses",
+        "",
+        "| script | step | largest phases | right |",
         "|---|---|---|---|",
+        *(_profiled(row) for row in rows),
+        "",
+        "## Scripts",
+        "",
     ]
-    lines += [_tuned(row) for row in rows]
-    lines += ["", "## Commands", ""]
     for row in rows:
-        lines += [*_run(row), ""]
-    return "\n".join(lines)
+        lines += [*_script(row), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _goals(counts: Row) -> list[str]:
+    goals, met, ran = counts["goals"], reached(counts), counts["ran"]
+    share = counts["patch_share"]
+    listed = {
+        "scripts": ("run as without Hasten", f"all, at least {goals['scripts']}", f"{counts['as_without']} of {ran}"),
+        "diagnosis_right": (
+            "diagnosis right",
+            goals["diagnosis_right"],
+            f"{counts['diagnosis_right']} of {counts['judged']}",
+        ),
+        "faster": (f"whole run at least {goals['ratio']}x", goals["faster"], f"{counts['whole_faster']} of {ran}"),
+        "mean": ("geometric mean of whole runs", f"{goals['mean']}x", _times(counts["whole_mean"])),
+        "slowest": ("slowest whole run", f"{goals['slowest']}x", _times(counts["whole_slowest"])),
+        "patch_share": (
+            "gain that the patch keeps",
+            f"{goals['patch_share']:.0%}",
+            "-" if share is None else f"{share:.0%}",
+        ),
+    }
+    lines = ["| goal | wanted | found | reached |", "|---|---|---|---|"]
+    for name, (what, wanted, got) in listed.items():
+        lines.append(f"| {what} | {wanted} | {got} | {'yes' if met[name] else 'no'} |")
+    return lines
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _whole(row: Row) -> str:
+    whole = found(row, "whole")
+    name = f"`{row['name']}`{' (unseen)' if row.get('unseen') else ''}"
+    if whole is None:
+        return f"| {name} | {_why(row, 'whole')} | - | - | - |"
+    same = "yes" if as_without(row) else "**no**"
+    plan = "empty plan" if not whole["plan"] else _ratio(whole["plan"])
+    patch = f"refused: {_cell(whole['patch_refused'])}" if whole["patch_refused"] else _ratio(whole["patch"])
+    return f"| {name} | {_plain_s(whole):.1f} s | {plan} | {patch} | {same} |"
+
+
+def _plain_s(whole: Row) -> float:
+    times = sorted(run["wall_s"] for run in whole["arms"]["plain"])
+    middle: float = times[len(times) // 2]
+    return middle
+
+
+def _ratio(arm: Row | None) -> str:
+    if arm is None:
+        return "-"
+    if arm["failures"]:
+        return "**fails**"
+    return f"{arm['ratio']:.2f}x ({arm['low']:.2f} to {arm['high']:.2f})"
 
 
 def _why(row: Row, part: str) -> str:
@@ -60,23 +123,79 @@ def _why(row: Row, part: str) -> str:
 def _profiled(row: Row) -> str:
     profile = found(row, "profile")
     if profile is None:
-        return f"| `{row['name']}` | - | not profiled: {_why(row, 'profile')} | - | - |"
+        return f"| `{row['name']}` | - | not profiled: {_why(row, 'profile')} | - |"
     phases = sorted(profile["phases"].items(), key=lambda item: -item[1])[:MOST_PHASES]
     told = ", ".join(f"{name} {share:.0%}" for name, share in phases)
-    words = _cell(profile["bottleneck"]["words"])
-    return f"| `{row['name']}` | {profile['step_ms']:.1f} ms | {words} | {told} | {profile['own_cost_frac']:.2%} |"
+    judged = row.get("judged")
+    right = "not judged" if judged is None else "yes" if judged["right"] else "**no**"
+    return f"| `{row['name']}` | {profile['step_ms']:.1f} ms | {told} | {right} |"
 
 
-def _tuned(row: Row) -> str:
+def _script(row: Row) -> list[str]:
+    lines = [*_run(row), ""]
+    if profile := found(row, "profile"):
+        lines.append(
+            f"- Diagnosis: {_cell(profile['bottleneck']['words'])} Cost of watching: {profile['own_cost_frac']:.2%}."
+        )
+    elif "profile" in row:
+        lines.append(f"- Not profiled: {_why(row, 'profile')}")
+    if judged := row.get("judged"):
+        lines.append(f"- Judged by hand: {'right' if judged['right'] else 'wrong'}. {_cell(judged['reason'])}")
+    if functions := found(row, "cprofile"):
+        own = "; ".join(f"`{each['function']}` {each['own']:.0%}" for each in functions["own"][:MOST_FUNCTIONS])
+        lines.append(f"- Own time of functions, by cProfile: {_cell(own)}")
+    lines += _tuned(row) + _differences(row) + _rivals(row)
+    return lines
+
+
+def _tuned(row: Row) -> list[str]:
     tuned = found(row, "tune")
     if tuned is None:
-        return f"| `{row['name']}` | not tuned: {_why(row, 'tune')} | - | - |"
+        return [f"- Not tuned: {_why(row, 'tune')}"]
     plan = ", ".join(_setting(name, settings) for name, settings in tuned["plan"].items()) or "empty"
-    judged = "; ".join(f"{name}: {verdict}" for name, verdict in tuned["gates"].items()) or "-"
     outcome = _cell(tuned["words"])
-    if tuned["low"] and tuned["verdict"] == "faster":
-        outcome = f"**{tuned['ratio']:.2f}x** ({tuned['low']:.2f} to {tuned['high']:.2f}, {tuned['pairs']} pairs)"
-    return f"| `{row['name']}` | {outcome} | {_cell(plan)} | {_cell(judged)} |"
+    if _is_proved(tuned):
+        outcome = f"**{tuned['ratio']:.2f}x** a step ({tuned['low']:.2f} to {tuned['high']:.2f}, {tuned['pairs']} pairs)"
+    lines = [f"- Tuned in {row['tune'].get('budget', '5m')}: {outcome}", f"- Plan: {_cell(plan)}"]
+    if judged := "; ".join(f"{name}: {verdict}" for name, verdict in tuned["gates"].items()):
+        lines.append(f"- Losses: {_cell(judged)}")
+    patch = tuned["evidence"].get("patch")
+    lines += [f"- Left out of the patch: {name}, {_cell(why)}" for name, why in (patch or {}).get("left", {}).items()]
+    return lines
+
+
+def _is_proved(tuned: Row) -> bool:
+    return bool(tuned["low"]) and tuned["verdict"] == "faster"
+
+
+def _differences(row: Row) -> list[str]:
+    whole = found(row, "whole")
+    if whole is None:
+        return []
+    names = {"alone": "Hasten without a plan", "plan": "The plan", "patch": "The patch"}
+    lines = []
+    for arm, name in names.items():
+        judged = whole[arm]
+        if judged is None or judged["same"]:
+            continue
+        output = judged["output"][0]
+        told = [*judged["failures"], *(f"does not print `{line}`" for line in output["missing"])]
+        if output["typical"] is not None:
+            told.append(
+                f"{output['numbers'] - output['equal']} of {output['numbers']} printed numbers differ, "
+                f"by {output['typical']:.1%} in the median"
+            )
+        lines.append(f"- {name}: {_cell('; '.join(told))}")
+    return lines
+
+
+def _rivals(row: Row) -> list[str]:
+    lines = []
+    for name, rival in (found(row, "rivals") or {}).items():
+        version = f" {rival['version']}" if rival["version"] else ""
+        says = f": {_cell(' '.join(rival['says'][-2:]))}" if rival.get("says") else ""
+        lines.append(f"- {RIVALS[name]}{version}: {_cell(rival['outcome'])}{says}")
+    return lines
 
 
 def _setting(name: str, settings: Mapping[str, Any]) -> str:
@@ -88,20 +207,24 @@ def _run(row: Row) -> list[str]:
     path = f"PYTHONPATH={shlex.quote(':'.join(row['path']))} " if row["path"] else ""
     folder = PurePosixPath(row["repository"].split("/")[1]) / row["folder"]
     arguments = ["--", *row["arguments"]] if row["arguments"] else []
-    commit = next(row[part]["of"] for part in ("tune", "profile") if part in row)
+    commit = next(row[part]["of"] for part in ("tune", "profile", "whole", "cprofile", "rivals") if part in row)
     address = f"https://github.com/{row['repository']}/blob/{commit}/{row['script']}"
+    field, loader = row.get("field"), row.get("loader")
+    kind = f" {field[:1].upper()}{field[1:]}; batches from {loader}." if field and loader else ""
     told = [
         f"### {row['name']}",
         "",
-        f"[{row['repository']}: {row['script']}]({address}), {row['licence']}.",
+        f"[{row['repository']}: {row['script']}]({address}), {row['licence']}.{kind}",
         f"{row['about'][:1].upper()}{row['about'][1:]}.",
+        *(["It was not started here before its first recorded run."] if row.get("unseen") else []),
         "",
         "```",
         f"cd {folder}",
         f"{path}{shlex.join(['hasten', 'tune', PurePosixPath(row['script']).name, *arguments])}",
         "```",
         "",
-        f"Changed: {'; '.join(row['changed'])}.",
+        f"Changed: {'; '.join(row['changed'])}."
+        + (f" Whole runs with {shlex.join(row['shorter'])}." if row.get("shorter") else ""),
     ]
     return [*told, f"Data: {row['data']}"] if row["data"] else told
 

@@ -1,7 +1,7 @@
 """Create the data that the public scripts expect; nothing is downloaded.
 
-Text is the source of Python's standard library. Digits are those of scikit-learn, scaled to the size of MNIST. Images are
-random. Each function fills a folder, is seeded, and names its output in its first line.
+Text is the source of Python's standard library. Digits are those of scikit-learn, scaled to the size of MNIST. Images,
+graphs and spectrograms are random. Each function fills a folder, is seeded, and names its output in its first line.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import struct
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ NUM_WORDS = {"train": 929_589, "valid": 73_760, "test": 82_430}
 NUM_DIFFERENT_WORDS = 10_000
 NUM_DIGITS = {"train": 60_000, "t10k": 10_000}
 """As in MNIST."""
+NUM_FEWER_DIGITS = {"train": 10_000, "t10k": 2_000}
 NUM_PICTURES = {"train": 200, "val": 20}
 """Number for each class."""
 NUM_CLASSES = 10
@@ -66,7 +66,7 @@ def enwik8(folder: Path) -> None:
 
 def words(folder: Path) -> None:
     """The source of Python's standard library as words, 10,000 distinct ones, of the length of Penn Treebank."""
-    lines = _lines_of_words(sum(NUM_WORDS.values()))
+    lines = lines_of_words(sum(NUM_WORDS.values()))
     for name, count in NUM_WORDS.items():
         (folder / f"{name}.txt").write_text(_take(lines, count), encoding="ascii")
 
@@ -74,28 +74,47 @@ def words(folder: Path) -> None:
 def wikitext(folder: Path) -> None:
     """The source of Python's standard library as words, 10,000 distinct ones, as long as Penn Treebank's training set."""
     count = NUM_WORDS["train"]
-    (folder / "wikitext-2.txt").write_text(_take(_lines_of_words(count), count), encoding="ascii")
+    (folder / "wikitext-2.txt").write_text(_take(lines_of_words(count), count), encoding="ascii")
 
 
 def mnist(folder: Path) -> None:
     """The digits of scikit-learn, enlarged three times, shifted at random and repeated, in the files of MNIST."""
+    _mnist(folder / "MNIST" / "raw", NUM_DIGITS)
+
+
+def fewer_digits(folder: Path) -> None:
+    """The same digits in the files of MNIST, a sixth of its number: 10,000 to train on and 2,000 to test."""
+    _mnist(folder / "MNIST" / "raw", NUM_FEWER_DIGITS)
+
+
+def fashion(folder: Path) -> None:
+    """The digits of scikit-learn, enlarged three times, shifted at random and repeated, in the files of Fashion-MNIST."""
+    _mnist(folder / "FashionMNIST" / "raw", NUM_DIGITS)
+
+
+def digits() -> tuple[np.ndarray[Any, np.dtype[Any]], np.ndarray[Any, np.dtype[Any]]]:
+    """Return the digits of scikit-learn: images [digit, 8, 8] of 0 to 16, and targets [digit]."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an extra, needed for these scripts alone
     except ImportError as error:
         raise MachineError("The digits come from scikit-learn, which is not installed: pip install scikit-learn.") from error
-    digits: Any = load_digits()
-    large = np.kron(digits.images / 16.0 * 255.0, np.ones((1, 3, 3))).astype(np.uint8)
-    raw = folder / "MNIST" / "raw"
+    found: Any = load_digits()
+    return found.images, found.target
+
+
+def _mnist(raw: Path, counts: Mapping[str, int]) -> None:
+    images, targets = digits()
+    large = np.kron(images / 16.0 * 255.0, np.ones((1, 3, 3))).astype(np.uint8)
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
-    for name, count in NUM_DIGITS.items():
+    for name, count in counts.items():
         chosen = random.integers(0, len(large), count)
         down, right = random.integers(0, 5, (2, count))
-        images = np.zeros((count, 28, 28), dtype=np.uint8)
+        shifted = np.zeros((count, 28, 28), dtype=np.uint8)
         for at, (index, y, x) in enumerate(zip(chosen, down, right, strict=True)):
-            images[at, y : y + 24, x : x + 24] = large[index]
-        labels = digits.target[chosen].astype(np.uint8)
-        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes())
+            shifted[at, y : y + 24, x : x + 24] = large[index]
+        labels = targets[chosen].astype(np.uint8)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + shifted.tobytes())
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
 
 
@@ -109,11 +128,6 @@ def pictures(folder: Path) -> None:
             for number in range(count):
                 coarse = random.integers(0, 256, (PICTURE_SIDE // 8, PICTURE_SIDE // 8, 3), dtype=np.uint8)
                 (place / f"{number}.png").write_bytes(png(np.kron(coarse, np.ones((8, 8, 1), dtype=np.uint8))))
-
-
-MAKERS: Mapping[str, Callable[[Path], None]] = MappingProxyType({
-    made.__name__: made for made in (characters, character_bins, enwik8, words, wikitext, mnist, pictures)
-})  # fmt: skip
 
 
 def png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
@@ -146,7 +160,7 @@ def _text(length: int) -> str:
     return "".join(pieces)[:length]
 
 
-def _lines_of_words(count: int) -> Iterator[list[str]]:
+def lines_of_words(count: int) -> Iterator[list[str]]:
     """Yield lines with at least `count` words in total, counting line ends; rare words become `<unk>`."""
     lines, have = [], 0
     for source in _sources():

@@ -1,16 +1,21 @@
-"""Profile and tune the public scripts through the command line, each unchanged, on a copy of the files it needs.
+"""Measure the public scripts through the command line, each unchanged, on a copy of the files it needs.
 
-`python -m benchmarks public --sources DIR [--part profile|tune] [--only NAME ...] [--budget 5m] [--python PATH]`. DIR
-contains clones of the repositories. PATH is an interpreter with Hasten and the packages that the scripts import. Rows are
-written as they are measured. A script's commit already measured at the current commit is skipped.
+`python -m benchmarks public --sources DIR [--part PART ...] [--only NAME ...] [--budget 10m] [--python PATH]`. DIR contains
+clones of the repositories. PATH is an interpreter with Hasten and the packages that the scripts import. The data of some is
+made with these packages, so it is best to start the benchmark with PATH too. Rows are written as they are measured. What was
+measured at the current commit is skipped; with `--keep-any`, at any commit.
+
+profile   `hasten profile`
+cprofile  the functions in which most time goes, to check the diagnosis by hand: judged.toml
+tune      `hasten tune`
+whole     whole runs: plain, under Hasten without a plan, under the plan, and with the patch, in turns
+rivals    other tuners on the same script
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -23,17 +28,20 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.groundtruth.kept import Kept
-from benchmarks.groundtruth.processes import end_tree
 from benchmarks.public.cases import Case, load_cases
-from benchmarks.public.prepare import MAKERS
-from benchmarks.public.verdict import Row, judge_tuning, score
+from benchmarks.public.makers import MAKERS
+from benchmarks.public.processes import OVER_TIME, last_words, start
+from benchmarks.public.rivals import measure_rivals
+from benchmarks.public.truth import cprofile_part
+from benchmarks.public.verdict import Row, found, judge_tuning, load_judged, score
+from benchmarks.public.whole import ROUNDS, measure_whole
 from benchmarks.record import ROOT
 from hasten.cli.say import parse_duration
 from hasten.core.errors import TargetError
 
 NAME = "public"
-PARTS = ("profile", "tune")
-BUDGET = "5m"
+PARTS = ("profile", "cprofile", "tune", "whole", "rivals")
+BUDGET = "10m"
 PROFILE_LIMIT_S = 600.0
 TUNE_SLACK_S = 600.0
 
@@ -48,6 +56,8 @@ class PublicRun:
         parts: Parts to measure; other parts of a row stay.
         python: Interpreter with Hasten and the packages that the scripts import.
         again: Repeat what was measured at the current commit.
+        keep_any: Skip what was measured at any commit of Hasten.
+        rounds: Rounds of whole runs.
     """
 
     sources: Path
@@ -55,6 +65,8 @@ class PublicRun:
     parts: Sequence[str] = PARTS
     python: str = sys.executable
     again: bool = False
+    keep_any: bool = False
+    rounds: int = ROUNDS
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -68,16 +80,27 @@ def main(words: Sequence[str] | None = None) -> None:
         "--python", default=sys.executable, metavar="PATH", help="Python with Hasten and the scripts' packages"
     )
     parser.add_argument("--again", action="store_true", help="repeat what was measured at this commit")
+    parser.add_argument("--keep-any", action="store_true", help="skip what was measured at any commit of Hasten")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of whole runs")
     asked = parser.parse_args(words)
-    run = PublicRun(sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again)
+    run = PublicRun(
+        sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again,
+        keep_any=asked.keep_any, rounds=asked.rounds,
+    )  # fmt: skip
     kept = Kept(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole)
-    run_public(kept, load_cases(asked.only), run)
+    cases = load_cases(asked.only)
+    run_public(kept, {name: cases[name] for name in asked.only or cases}, run)
     print(f"wrote {kept.path}", flush=True)
 
 
 def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
     """Assemble the result: how many scripts became faster, and all rows in the order of scripts.toml."""
-    listed = [{**about(case), **rows[name]} for name, case in load_cases().items() if name in rows]
+    judged = load_judged()
+    listed = [
+        {**about(case), **rows[name], **({"judged": judged[name]} if name in judged else {})}
+        for name, case in load_cases().items()
+        if name in rows
+    ]
     return {**score(listed), "rows": listed}
 
 
@@ -88,11 +111,15 @@ def about(case: Case) -> Row:
         "name": case.name,
         "repository": case.repository,
         "licence": case.licence,
+        "field": case.field,
+        "loader": case.loader,
+        "unseen": case.unseen,
         "about": case.about,
         "script": (Path(case.folder) / case.script).as_posix(),
         "folder": case.folder,
         "path": list(case.path),
         "arguments": list(case.arguments),
+        "shorter": list(case.shorter),
         "command": shlex.join(["python", case.script, *case.arguments]),
         "changed": list(case.changed),
         "data": made,
@@ -100,38 +127,73 @@ def about(case: Case) -> Row:
 
 
 def run_public(kept: Kept, cases: Mapping[str, Case], run: PublicRun) -> None:
-    """Measure each missing part of each script, and print the outcome."""
+    """Measure each missing part of each script, and print the outcome. All parts of a script come before the next."""
     for case in cases.values():
         check_clone(case, run.sources)
     for name, case in cases.items():
         commit = _git(run.sources / case.clone, "rev-parse", "HEAD").strip()
         for part in run.parts:
-            before = kept.rows.get(name, {}).get(part)
-            if before and not run.again and kept.fresh(before) and before["of"] == commit:
+            row = kept.rows.get(name, {})
+            if is_done(kept, row, part, commit, run):
                 continue
             started = perf_counter()
-            found = run_part(case, part, run)
-            kept.put(name, part, {**found, "seconds": perf_counter() - started, "of": commit})
-            print(f"{part:<9}{name:<24}{told(part, found)}", flush=True)
+            measured = run_part(case, part, run, row)
+            kept.put(name, part, {**measured, "seconds": perf_counter() - started, "of": commit})
+            print(f"{part:<9}{name:<24}{told(part, measured)}", flush=True)
 
 
-def told(part: str, found: Row) -> str:
+def is_done(kept: Kept, row: Row, part: str, commit: str, run: PublicRun) -> bool:
+    """Return whether a part was measured, and need not be again. Whole runs are repeated after another tuning."""
+    before = row.get(part)
+    if not before or run.again or before["of"] != commit or not (run.keep_any or kept.fresh(before)):
+        return False
+    return part != "whole" or before.get("plan") == (found(row, "tune") or {}).get("plan")
+
+
+def told(part: str, measured: Row) -> str:
     """Summarize the outcome of a part in one line."""
-    if found["why"]:
-        return f"failed: {found['why']}"
-    return str(found["found"]["bottleneck"]["words"] if part == "profile" else found["found"]["words"])
+    if measured["why"]:
+        return f"failed: {measured['why']}"
+    result = measured["found"]
+    match part:
+        case "profile":
+            return str(result["bottleneck"]["words"])
+        case "tune":
+            return str(result["words"])
+        case "cprofile":
+            return ", ".join(f"{row['function']} {row['own']:.0%}" for row in result["own"][:3])
+        case "whole":
+            arms = {arm: result[arm] for arm in ("alone", "plan", "patch") if result[arm]}
+            seconds = result["arms"]["plain"][-1]["wall_s"]
+            return f"plain {seconds:.1f} s, " + ", ".join(
+                f"{arm} {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f}, "
+                f"{'same' if row['same'] else 'close' if row['close'] else 'DIFFERENT'})"
+                for arm, row in arms.items()
+            )
+        case _:
+            return "; ".join(f"{name}: {rival['outcome']}" for name, rival in result.items())
 
 
-def run_part(case: Case, part: str, run: PublicRun) -> Row:
-    """Profile or tune a script in a separate copy; return the result, or why there is none."""
+def run_part(case: Case, part: str, run: PublicRun, row: Row) -> Row:
+    """Measure one part of a script in a separate copy; return the result, or why there is none."""
     with tempfile.TemporaryDirectory(prefix="public-") as name:
-        work = Path(name).resolve()
+        work = Path(name).resolve() / "files"
         copy_sources(case, run.sources, work)
         if case.maker:
             into = (work / case.folder / case.into).resolve()
             into.mkdir(parents=True, exist_ok=True)
             MAKERS[case.maker](into)
-        return profile_part(case, run, work) if part == "profile" else tune_part(case, run, work)
+        match part:
+            case "profile":
+                return profile_part(case, run, work)
+            case "cprofile":
+                return cprofile_part(case, run.python, work)
+            case "tune":
+                return tune_part(case, run, work)
+            case "whole":
+                return whole_part(case, run, work, row)
+            case _:
+                return measure_rivals(case, run.python, work)
 
 
 def check_clone(case: Case, sources: Path) -> Path:
@@ -180,11 +242,23 @@ def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
     why = call(["tune", case.script, "--budget", run.budget, "--out", str(out)], case, run, work, limit_s)
     if not why and not (out / "evidence.json").exists():
         why = "`hasten tune` wrote no evidence"
-    return {
-        "why": why,
-        "found": None if why else judge_tuning(_read(out / "evidence.json", run, work)),
-        "budget": run.budget,
-    }
+    if why:
+        return {"why": why, "found": None, "budget": run.budget}
+    texts = {f"{name}_text": _text(out / f"hasten.{end}", work) for name, end in (("plan", "toml"), ("patch", "patch"))}
+    return {"why": "", "found": {**judge_tuning(_read(out / "evidence.json", run, work)), **texts}, "budget": run.budget}
+
+
+def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:
+    """Time whole runs of a script, plain and under the plan of its tuning."""
+    tuned = found(row, "tune")
+    measured = measure_whole(case, run.python, work, tuned, run.rounds)
+    told: Row = json.loads(shortened(json.dumps(measured), run, work.parent / "run"))
+    return {**told, "plan": (tuned or {}).get("plan")}
+
+
+def _text(path: Path, work: Path) -> str:
+    """Return a file's text, without this run's folder; empty if there is none."""
+    return path.read_text(encoding="utf-8").replace(f"{work}/", "") if path.exists() else ""
 
 
 def _read(path: Path, run: PublicRun, work: Path) -> dict[str, Any]:
@@ -205,31 +279,8 @@ def shortened(text: str, run: PublicRun, work: Path) -> str:
 def call(arguments: Sequence[str], case: Case, run: PublicRun, work: Path, limit_s: float) -> str:
     """Run `hasten ARGUMENTS -- script arguments`; return why it failed, in its own last words, or an empty string."""
     command = [run.python, "-P", "-m", "hasten", *arguments, "--", *case.arguments]
-    folder = work / case.folder
-    path = [str((folder / entry).resolve()) for entry in case.path]
-    path += [entry for entry in [os.environ.get("PYTHONPATH")] if entry]
-    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(path)}
-    if not path:
-        del environment["PYTHONPATH"]
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            end_tree(process.pid)  # including the script and its workers
-            process.wait()
-            return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
-        said.seek(0)
-        lines = said.read().splitlines()
-    return shortened(f"`hasten {arguments[0]}` ended with {code}: {last_words(lines)}", run, work) if code else ""
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """Return the last line of a failed command's output, and the script's error before it, if any."""
-    worth = [line.strip(" │\n") for line in lines if any(sign.isalnum() for sign in line)]
-    if not worth:
-        return "it printed nothing"
-    errors = [line for line in worth[:-1] if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
-    return f"{worth[-1]} ({errors[-1]})" if errors else worth[-1]
+    done = start(command, case, work, limit_s)
+    if done.code == OVER_TIME:
+        return f"`hasten {arguments[0]}` did not end within {limit_s:.0f} s"
+    words = last_words([*done.out.splitlines(), *done.errors.splitlines()])
+    return shortened(f"`hasten {arguments[0]}` ended with {done.code}: {words}", run, work) if done.code else ""

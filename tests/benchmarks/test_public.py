@@ -19,17 +19,22 @@ import pytest
 from benchmarks.groundtruth import kept as kept_rows
 from benchmarks.groundtruth.kept import Kept
 from benchmarks.public import prepare, run
+from benchmarks.public import whole as whole_runs
 from benchmarks.public.cases import Case, load_cases, read_case
+from benchmarks.public.makers import MAKERS
+from benchmarks.public.output import compare
 from benchmarks.public.page import tables
-from benchmarks.public.prepare import MAKERS
-from benchmarks.public.run import PublicRun, call, copy_sources, last_words, run_public, shortened, whole
-from benchmarks.public.verdict import is_faster, judge_tuning, score
+from benchmarks.public.processes import Ended, last_words
+from benchmarks.public.run import PublicRun, call, copy_sources, run_public, shortened, whole
+from benchmarks.public.verdict import as_without, is_faster, judge_tuning, patch_share, score, whole_ratio
 from hasten.core.errors import HastenError, TargetError
 from tests.report.sample import bare, rung
 
 ENTRY: dict[str, Any] = {
     "repository": "owner/thing",
     "licence": "MIT",
+    "field": "vision",
+    "loader": "DataLoader",
     "files": ["part"],
     "folder": "part",
     "script": "train.py",
@@ -48,9 +53,12 @@ def case(**changes: Any) -> Case:
 # The entries
 
 
-def test_there_are_scripts_of_enough_repositories() -> None:
+def test_there_are_scripts_of_enough_repositories_and_kinds() -> None:
     cases = load_cases()
-    assert len({case.repository for case in cases.values()}) >= 7
+    assert len({case.repository for case in cases.values()}) >= 30
+    assert len({case.field for case in cases.values()}) >= 10
+    assert sum(case.loader != "DataLoader" for case in cases.values()) >= 10
+    assert sum(case.unseen for case in cases.values()) >= 5
     assert all(case.changed and case.about and case.licence for case in cases.values())
 
 
@@ -75,9 +83,12 @@ def test_an_entry_must_say_what_was_changed() -> None:
 
 
 def test_what_an_entry_leaves_out() -> None:
-    found = read_case("thing", {name: ENTRY[name] for name in ("repository", "licence", "script", "about", "changed")})
+    found = read_case(
+        "thing", {name: ENTRY[name] for name in ("repository", "licence", "field", "loader", "script", "about", "changed")}
+    )
     assert (found.clone, found.files, found.folder, found.arguments, found.path) == ("thing", (".",), ".", (), ())
     assert (found.maker, found.into) == ("", ".")
+    assert (found.shorter, found.environment, found.unseen) == ((), {}, False)
 
 
 # The data
@@ -271,7 +282,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 def test_a_script_is_profiled_and_tuned(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
-    run_public(kept, {"thing": case()}, PublicRun(sources=sources, budget="1m"))
+    run_public(kept, {"thing": case()}, PublicRun(sources=sources, budget="1m", parts=("profile", "tune")))
     assert [arguments[0] for arguments in calls] == ["profile", "tune"]
     assert calls[1][1:4] == ["train.py", "--budget", "1m"]
     row = kept.rows["thing"]
@@ -283,18 +294,22 @@ def test_a_script_is_profiled_and_tuned(sources: Path, kept: Kept, calls: list[l
 def test_what_was_measured_is_not_measured_again(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
     cases = {"thing": case()}
     run_public(kept, cases, PublicRun(sources=sources, parts=("profile",)))
-    run_public(kept, cases, PublicRun(sources=sources))
+    both = PublicRun(sources=sources, parts=("profile", "tune"))
+    run_public(kept, cases, both)
     assert [arguments[0] for arguments in calls] == ["profile", "tune"]
     run_public(kept, cases, PublicRun(sources=sources, parts=("profile",), again=True))
     kept.rows["thing"]["tune"]["of"] = "another commit of the script"
-    run_public(kept, cases, PublicRun(sources=sources))
+    run_public(kept, cases, both)
     assert [arguments[0] for arguments in calls[2:]] == ["profile", "tune"]
+    kept.rows["thing"]["tune"]["commit"] = "another commit of Hasten"
+    run_public(kept, cases, PublicRun(sources=sources, parts=("tune",), keep_any=True))
+    assert len(calls) == 4
 
 
 def test_a_part_that_fails_is_a_row_that_says_why(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "NUM_CHARACTERS", 10)
     monkeypatch.setattr(run, "call", lambda arguments, *_: f"no {arguments[0]}" if arguments[0] == "profile" else "")
-    run_public(kept, {"thing": case()}, PublicRun(sources=sources))
+    run_public(kept, {"thing": case()}, PublicRun(sources=sources, parts=("profile", "tune")))
     assert (kept.rows["thing"]["profile"]["found"], kept.rows["thing"]["profile"]["why"]) == (None, "no profile")
     assert kept.rows["thing"]["tune"]["why"] == "`hasten tune` wrote no evidence"
 
@@ -335,6 +350,98 @@ def test_the_command_runs_in_the_folder_of_the_script(sources: Path, tmp_path: P
     assert "Fewer than two optimizer steps were observed" in why
 
 
+# Whole runs
+
+PLAIN = ["epoch 1 loss 0.500 time 1.25s\nnote 7\ndone", "epoch 1 loss 0.500 time 1.31s\nnote 9\ndone"]
+
+
+def test_the_same_output_with_other_times_is_the_same() -> None:
+    found = compare(PLAIN, "epoch 1 loss 0.500 time 0.80s\nnote 8\ndone\n[hasten] ok")
+    assert (found["lines"], found["missing"], found["numbers"], found["equal"]) == (3, [], 2, 2)
+    assert found["typical"] is None
+
+
+def test_another_loss_and_a_missing_line_are_seen() -> None:
+    found = compare(PLAIN, "epoch 1 loss 0.510 time 0.80s\nnote 8")
+    assert found["missing"] == ["done"]
+    assert (found["numbers"], found["equal"]) == (2, 1)
+    assert found["typical"] == pytest.approx(0.01 / 0.51)
+    assert compare(PLAIN, PLAIN[0].replace("0.500", "nan"))["largest"] == float("inf")
+
+
+def ended(wall_s: float, out: str = PLAIN[0], code: int = 0) -> Ended:
+    return Ended(code=code, wall_s=wall_s, cpu_s=wall_s, out=out, errors="")
+
+
+def played_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Ended], tuned: dict[str, Any] | None
+) -> tuple[list[str], dict[str, Any]]:
+    """Measure whole runs of a fake script: `runs` has one for each arm. Return the order of the arms, and the result."""
+    order = []
+
+    def start(command: list[str], _case: Case, work: Path, _limit_s: float) -> Ended:
+        patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n"
+        order.append("plan" if "--plan" in command else "alone" if "hasten" in command else "patch" if patched else "plain")
+        return runs[order[-1]]
+
+    monkeypatch.setattr(whole_runs, "start", start)
+    template = tmp_path / "files"
+    (template / "part").mkdir(parents=True)
+    (template / "part" / "train.py").write_text("slow\n", encoding="utf-8")
+    return order, whole_runs.measure_whole(case(), "python", template, tuned)
+
+
+TUNED: dict[str, Any] = {
+    "plan": {"precision": {}},
+    "plan_text": "plan",
+    "patch_text": "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-slow\n+fast\n",
+}
+
+
+def test_whole_runs_are_made_in_turns_each_on_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0), "patch": ended(2.4)}
+    order, result = played_whole(tmp_path, monkeypatch, runs, TUNED)
+    assert order == [
+        "plain", "plan", "patch", "alone", "patch", "plan", "plain", "plain", "plan", "patch",
+    ]  # fmt: skip
+    found = result["found"]
+    assert found["plan"]["ratio"] == pytest.approx(1.5)
+    assert found["patch"]["ratio"] == pytest.approx(1.25)
+    assert found["alone"]["same"]
+    assert len(found["arms"]["plan"]) == 3
+    row = {"whole": result}
+    assert as_without(row)
+    assert whole_ratio(row) == pytest.approx(1.5)
+    assert patch_share(row) == pytest.approx((1 - 1 / 1.25) / (1 - 1 / 1.5))
+
+
+def test_an_empty_plan_needs_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, result = played_whole(tmp_path, monkeypatch, {"plain": ended(3.0), "alone": ended(3.3)}, None)
+    assert order == ["plain", "alone", "plain"]
+    assert whole_ratio({"whole": result}) == 1.0
+    assert patch_share({"whole": result}) is None
+
+
+def test_a_run_that_fails_under_the_plan_is_not_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0, "epoch\nTypeError: x", code=1)}
+    _, result = played_whole(tmp_path, monkeypatch, runs, {**TUNED, "patch_text": ""})
+    assert result["found"]["plan"]["failures"][0] == "ended with 1: TypeError: x"
+    assert as_without({"whole": result}) is False
+
+
+def test_a_script_that_fails_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, result = played_whole(tmp_path, monkeypatch, {"plain": ended(1.0, "KeyError: 'a'", code=1)}, None)
+    assert result == {"why": "the script alone ended with 1: KeyError: 'a'", "found": None}
+
+
+def test_a_patch_that_does_not_apply_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0)}
+    wrong = {**TUNED, "patch_text": TUNED["patch_text"].replace("-slow", "-other")}
+    _, result = played_whole(tmp_path, monkeypatch, runs, wrong)
+    assert "train.py" in result["found"]["patch_refused"]
+    assert result["found"]["patch"] is None
+
+
 # What is kept
 
 
@@ -366,23 +473,50 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
+def whole_row(plan: float, patch: float) -> dict[str, Any]:
+    """Return the part of whole runs with these ratios."""
+
+    def arm(ratio: float) -> dict[str, Any]:
+        output = {"lines": 3, "missing": [], "numbers": 2, "equal": 1, "typical": 0.01, "largest": 0.01}
+        told = {"failures": [], "output": [output], "said": [], "wall_s": 9.0}
+        return {"same": ratio == 1.0, "close": True, "ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1, **told}
+
+    plain = [{"code": 0, "wall_s": 18.0, "cpu_s": 30.0}] * 3
+    arms = {"plan": arm(plan), "patch": arm(patch), "alone": arm(1.0)}
+    return part({"arms": {"plain": plain}, **arms, "patch_refused": ""})
+
+
+def measured() -> dict[str, Any]:
+    """Return a row with every part."""
+    functions = part({"own": [{"function": "a.py:1(read)", "own": 0.6, "calls": 2, "total": 0.7}]})
+    rivals = part({"train_doctor": {"version": "0.2.0", "outcome": "ended", "says": ["no proven win"], "gain": None}})
+    judged = {"right": True, "reason": "reading takes 60 %"}
+    return {**rows()[0], "whole": whole_row(1.5, 1.4), "cprofile": functions, "rivals": rivals, "judged": judged}
+
+
 def test_the_score_counts_what_was_reached() -> None:
     found = score(rows())
     assert (found["scripts"], found["profiled"], found["tuned"], found["faster"]) == (4, 3, 2, 1)
     assert not found["reached"]
-    assert score([rows()[0]] * 5)["reached"]
-    assert not score([rows()[0]] * 4)["reached"]
+    thirty = [measured()] * 30
+    assert score(thirty)["reached"]
+    assert not score(thirty[1:])["reached"]
+    assert not score([*thirty, {**measured(), "whole": whole_row(0.9, 1.0)}])["reached"]
 
 
 def test_the_page_lists_every_script() -> None:
+    listed = [measured(), *rows()[1:]]
     head = {"command": "run it", "machine": "two cores", "row_commits": ["ours"], "versions": {"torch": "2.13"}}
-    text = tables({**head, **score(rows()), "rows": rows()})
-    assert "Measured on two cores, at ours: 3 of 4 profiled, 2 tuned, 1 at least 1.3x as fast" in text
-    assert "| `fast` | 12.3 ms | It reads / a lot. | data 50%, forward 30%, backward 15% | 0.40% |" in text
-    assert "| `fast` | **1.50x** (1.40 to 1.65, 5 pairs) | sample_cache (where=ram) | sample_cache: passed |" in text
-    assert "| `broken` | - | not profiled: no / optimizer | - | - |" in text
-    assert "| `broken` | not tuned: none | - | - |" in text
-    assert "| `open` | not tuned: not run | - | - |" in text
+    text = tables({**head, **score(listed), "rows": listed})
+    assert "Measured on two cores, at ours: 3 of 4 profiled, 2 tuned; 1 of 1 whole runs as without Hasten" in text
+    assert "| `fast` | 18.0 s | 1.50x (1.40 to 1.60) | 1.40x (1.30 to 1.50) | yes |" in text
+    assert "| `open` | not run | - | - | - |" in text
+    assert "| `fast` | 12.3 ms | data 50%, forward 30%, backward 15% | yes |" in text
+    assert "- Tuned in 5m: **1.50x** a step (1.40 to 1.65, 5 pairs)\n- Plan: sample_cache (where=ram)" in text
+    assert "- The plan: 1 of 2 printed numbers differ, by 1.0% in the median" in text
+    assert "- train-doctor 0.2.0: ended: no proven win" in text
+    assert "| `broken` | - | not profiled: no / optimizer | - |" in text
+    assert "- Not tuned: none" in text
     assert "PYTHONPATH=.. hasten tune train.py -- --lr 0.1" in text
     assert "cd thing/part" in text
     assert "https://github.com/owner/thing/blob/abc/part/train.py" in text

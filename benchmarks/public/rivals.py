@@ -1,0 +1,102 @@
+"""What other tuners and profilers find in a script, gain, and break; each unchanged, through its command line.
+
+train-doctor attaches to an unmodified script, so its patch is timed as ours is. TraceML only diagnoses. loadtune wants a
+workload file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: both are
+started anyway, and their words are recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.groundtruth.traceml import arguments as traceml_arguments
+from benchmarks.groundtruth.traceml import read_summary
+from benchmarks.public.cases import Case
+from benchmarks.public.processes import OVER_TIME, Ended, fresh, last_words, start
+
+LIMIT_S = 240.0
+"""Of each rival."""
+PACKAGES = {
+    "train_doctor": "train-doctor", "traceml": "traceml-ai", "loadtune": "loadtune", "autotune": "pytorch-autotune",
+}  # fmt: skip
+
+Row = dict[str, Any]
+
+
+def measure_rivals(case: Case, python: str, template: Path) -> Row:
+    """Start each rival on a script; return what each says, by name."""
+    ways = {"train_doctor": train_doctor, "traceml": traceml, "loadtune": loadtune, "autotune": autotune}
+    found: Row = {}
+    for name, way in ways.items():
+        version = version_of(python, PACKAGES[name])
+        if not version:
+            found[name] = {"version": None, "outcome": "does not install"}
+            continue
+        work = fresh(template, template.parent / "run")
+        found[name] = {"version": version, **way(case, python, work)}
+    return {"why": "", "found": found}
+
+
+def version_of(python: str, package: str) -> str:
+    """Return the version of a package in an environment; empty if it is not installed."""
+    asked = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def train_doctor(case: Case, python: str, work: Path) -> Row:
+    """Return the verdict of `train-doctor fix`, the gain it proves, and its patch."""
+    command = [str(Path(python).with_name("train-doctor")), "fix", "--no-card", "--quiet", "--", python, *_script(case)]
+    done = start(command, case, work, LIMIT_S)
+    patches = sorted((work / case.folder).glob(".train-doctor/**/*.patch"))
+    gain = re.search(r"([\d.]+)x faster", done.out)
+    return {
+        "outcome": _outcome(done),
+        "says": [line for line in done.out.splitlines() if line.strip()][-6:],
+        "gain": float(gain[1]) if gain else None,
+        "patch": patches[-1].read_text(encoding="utf-8") if patches else "",
+        "seconds": done.wall_s,
+    }
+
+
+def traceml(case: Case, python: str, work: Path) -> Row:
+    """Return the diagnosis of `traceml run`, and what the script's own exit code became."""
+    logs = work / "traceml-logs"
+    script, *words = _script(case)
+    command = traceml_arguments(Path(python).with_name("traceml"), Path(script), words, logs)
+    done = start(command, case, work, LIMIT_S)
+    summary = logs / "run" / "final_summary.json"
+    read = read_summary(json.loads(summary.read_text(encoding="utf-8"))) if summary.exists() else {}
+    says = [f"{read['kind']}: {read['summary']}"] if read else []
+    return {"outcome": _outcome(done), "says": says, "gain": None, "seconds": done.wall_s}
+
+
+def loadtune(case: Case, python: str, work: Path) -> Row:
+    """Return the words of `loadtune profile` on the script itself."""
+    done = start([str(Path(python).with_name("loadtune")), "profile", case.script], case, work, LIMIT_S)
+    return {"outcome": _outcome(done), "says": [last_words(done.errors.splitlines())], "gain": None, "seconds": done.wall_s}
+
+
+def autotune(_case: Case, _python: str, _work: Path) -> Row:
+    """Return that it cannot be started: it has no command line."""
+    return {
+        "outcome": "cannot be started on a script",
+        "says": ["it is a function to call, and tunes GPUs only"],
+        "gain": None,
+    }
+
+
+def _script(case: Case) -> list[str]:
+    return [case.script, *case.arguments, *case.shorter]
+
+
+def _outcome(done: Ended) -> str:
+    if done.code == OVER_TIME:
+        return f"ended after {LIMIT_S:.0f} s"
+    return (
+        "ended" if done.code == 0 else f"exit code {done.code}: {last_words((done.out + done.errors).splitlines()[-100:])}"
+    )
