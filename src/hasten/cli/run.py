@@ -59,6 +59,13 @@ def run(
     log_to: Annotated[
         list[str] | None, typer.Option(help="Also write metrics to NAME[:OPTIONS], such as tensorboard. Repeatable.")
     ] = None,
+    alerts: Annotated[
+        Path | None, typer.Option(help="Rules for alerts, in TOML. They change the built-in ones or add to them.")
+    ] = None,
+    alert_to: Annotated[
+        list[str] | None,
+        typer.Option(help="Also send alerts to this webhook (Slack, Discord or JSON), or env:NAME. Repeatable."),
+    ] = None,
 ) -> None:
     """Train a job under a plan, with progress, metrics and checkpoints; or run a script under a plan.
 
@@ -79,13 +86,16 @@ def run(
         )
         refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
         refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, ranks=ranks > 1)
-        refuse_of_a_script(restarts=restarts > 0, **{"log-to": bool(log_to)})
+        refuse_of_a_script(
+            restarts=restarts > 0, **{"log-to": bool(log_to), "alerts": bool(alerts), "alert-to": bool(alert_to)}
+        )
         run_script(command, plan)
         return
     from hasten.cli.progress import TrainingProgress
     from hasten.core.job import defaults_words
     from hasten.core.plan import Plan
     from hasten.core.target import load_job
+    from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts
     from hasten.monitor.begin import parse_sinks
     from hasten.monitor.of_loop import follow_loop
     from hasten.optimizations import catalogue
@@ -110,7 +120,10 @@ def run(
     with TrainingProgress(errors, silent=quiet) as progress:
         if not quiet and (words := defaults_words(job)):
             progress.say(words)
-        observe = follow_loop(out, sinks, say=progress.say)
+        live_alerts = LiveAlerts.from_options(
+            alerts, alert_to or [], say=progress.say, stop=lambda: os.kill(os.getpid(), signal.SIGTERM)
+        )
+        observe = follow_loop(out, sinks, say=progress.say, alerts=live_alerts)
         options = RunOptions(
             resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say, observe=observe
         )
@@ -119,8 +132,10 @@ def run(
     status = 130 if result.stopped_by is signal.SIGINT else 0
     if not silent:
         say_result(result, out)
-    if is_member():
+    if is_member():  # another status would make the launcher start the ranks again
         end_rank(status)
+    if live_alerts.failed is not None:
+        status = status or EXIT_ALERT
     if status:
         raise typer.Exit(status)
 

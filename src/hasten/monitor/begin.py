@@ -11,6 +11,7 @@ from pathlib import Path
 from time import time
 
 from hasten.core.errors import HastenError
+from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.catalogue import samplers, sinks
 from hasten.monitor.metric import units
 from hasten.monitor.monitor import Monitor, Pace, Progress
@@ -38,6 +39,7 @@ def make_monitor(
     *,
     say: Callable[[str], None],
     pace: Pace | None = None,
+    alerts: LiveAlerts | None = None,
 ) -> Monitor:
     """Return a monitor for this rank.
 
@@ -48,6 +50,7 @@ def make_monitor(
         requests: Further sinks. Ranks other than 0 use only those for every rank.
         say: Called with messages for the user.
         pace: When a window ends.
+        alerts: Judges the windows; used on rank 0.
     """
     try:
         kinds = samplers()
@@ -64,4 +67,16 @@ def make_monitor(
         for request in wanted
         if start.rank == 0 or request.kind.card.every_rank
     ]
-    return Monitor(start, progress, Samplers(kinds, host, say), queues, pace=pace, say=say)
+    if alerts is None or start.rank:
+        return Monitor(start, progress, Samplers(kinds, host, say), queues, pace=pace, say=say)
+    alerts.begin(start.run, host.folder, start.world)
+    return Monitor(
+        start,
+        progress,
+        Samplers(kinds, host, say),
+        queues,
+        pace=pace,
+        say=say,
+        on_window=alerts.on_window,
+        at_end=alerts.close,
+    )

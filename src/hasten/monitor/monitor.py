@@ -74,6 +74,7 @@ class Monitor:
         pace: When a window ends.
         say: Called with a message if a window cannot be made.
         on_window: Called with each window by the monitor's thread.
+        at_end: Called after the last window.
 
     Attributes:
         windows: Number of windows so far.
@@ -89,10 +90,11 @@ class Monitor:
         pace: Pace | None = None,
         say: Callable[[str], None] = print,
         on_window: Callable[[Window], None] = lambda _: None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._start, self._progress, self._samplers, self._sinks = start, progress, samplers, sinks
         self._pace, self._say, self._on_window = pace or Pace(), say, on_window
-        self._told = False
+        self._told, self._at_end = False, at_end
         self._steps, self._least_s = 0, self._pace.least_s
         self._marks: deque[Mark] = deque(maxlen=1000)
         self._moments: deque[_Moment] = deque(maxlen=64)
@@ -136,6 +138,7 @@ class Monitor:
         self._thread.join(_SETTLE_S)
         for sink in self._sinks:
             sink.end()
+        self._at_end()
         until = monotonic() + CLOSE_S
         for sink in self._sinks:
             sink.wait(until)

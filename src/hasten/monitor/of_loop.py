@@ -8,6 +8,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.begin import make_monitor
 from hasten.monitor.metric import GRADIENT_NORM, LOSS, SAMPLES, SKIPPED
 from hasten.monitor.monitor import Monitor, Pace, Progress
@@ -87,7 +88,12 @@ class LoopObserver:
 
 
 def follow_loop(
-    out: Path, requests: Sequence[SinkRequest] = (), *, say: Callable[[str], None] = print, pace: Pace | None = None
+    out: Path,
+    requests: Sequence[SinkRequest] = (),
+    *,
+    say: Callable[[str], None] = print,
+    pace: Pace | None = None,
+    alerts: LiveAlerts | None = None,
 ) -> Observe:
     """Return what `RunOptions.observe` takes.
 
@@ -96,6 +102,7 @@ def follow_loop(
         requests: Sinks in addition to the file in the folder.
         say: Called with messages for the user.
         pace: When a window ends.
+        alerts: Judges the windows; used on rank 0.
     """
 
     @contextmanager
@@ -113,7 +120,7 @@ def follow_loop(
         )
         at = ranks.agreed(time())  # all ranks give the run the same name
         start = Start(run="", rank=ranks.rank, world=ranks.world, at=at, step=loop.position.update)
-        with make_monitor(start, progress, host, requests, say=say, pace=pace) as monitor:
+        with make_monitor(start, progress, host, requests, say=say, pace=pace, alerts=alerts) as monitor:
             yield LoopObserver(monitor, progress)
 
     return observe

@@ -1,0 +1,110 @@
+"""Alerts of a live run: judge each window, deliver what changes, and remember what a rule asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hasten.core.errors import DataError
+from hasten.monitor.alerts.deliver import AlertsFile, Courier, Delivery, deliveries_of, webhook_at
+from hasten.monitor.alerts.engine import Alert, Alerts
+from hasten.monitor.alerts.judge import FIRST, WARM_UP
+from hasten.monitor.alerts.rule import Rule, load_rules
+from hasten.monitor.window import Window
+from hasten.monitor.windows_file import WindowsReader, windows_path
+from hasten.train.guards.memory_growth import Kinds, growth_words, tensors_alive
+
+EXIT_ALERT = 4
+"""Exit status of a run of which a rule asked to `fail` or `stop`."""
+
+
+class LiveAlerts:
+    """Judges the windows of a run. Made before the run; `begin` connects it.
+
+    Args:
+        rules: The rules.
+        deliveries: Where alerts go, in addition to the log and `alerts.jsonl`.
+        say: Called with each alert that fires or is resolved, and with each delivery that fails.
+        stop: Asks the run to save a checkpoint and stop.
+
+    Attributes:
+        failed: The first alert whose rule asks to fail or stop; None before.
+        firing: Alerts that are firing now, by (rule, rank).
+    """
+
+    def __init__(
+        self,
+        rules: tuple[Rule, ...],
+        deliveries: list[Delivery],
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rules, self._deliveries, self._say, self._stop = rules, deliveries, say, stop
+        self._alerts = Alerts(rules, memory_words=self._memory_words)
+        self._courier: Courier | None = None
+        self._folder = Path()
+        self._others: list[WindowsReader] = []
+        self._kinds: Kinds | None = None
+        self._windows = 0
+        self.failed: Alert | None = None
+        self.firing: dict[tuple[str, int], Alert] = {}
+
+    @classmethod
+    def from_options(
+        cls, path: Path | None, webhooks: list[str], *, say: Callable[[str], None], stop: Callable[[], None] = lambda: None
+    ) -> LiveAlerts:
+        """Return what the options `--alerts FILE` and `--alert-to URL` ask for.
+
+        Raises:
+            DataError: The file or an address is not valid.
+        """
+        rules, tables = load_rules(path)
+        deliveries = deliveries_of(tables, str(path))
+        deliveries += [webhook_at(url, "--alert-to") for url in webhooks]
+        return cls(rules, deliveries, say=say, stop=stop)
+
+    def begin(self, run: str, folder: Path, world: int) -> None:
+        """Follow a run with this name, folder and number of ranks."""
+        self._folder = folder
+        self._courier = Courier(run, [AlertsFile(folder), *self._deliveries], self._say)
+        self._others = [WindowsReader(windows_path(folder, rank)) for rank in range(1, world)]
+
+    def on_window(self, window: Window) -> None:
+        """Judge a window of rank 0, and what the other ranks have written since the last one."""
+        self._windows += 1
+        if self._windows == WARM_UP + FIRST:
+            self._kinds = tensors_alive()
+        for reader in self._others:
+            try:
+                for other in reader.new():
+                    self._take(other)
+            except DataError:  # the file of another version; the run itself says so
+                continue
+        self._take(window)
+
+    def close(self) -> None:
+        """Deliver what waits."""
+        if self._courier is not None:
+            self._courier.close()
+
+    def _take(self, window: Window) -> None:
+        for alert in self._alerts.judge(window):
+            self._note(alert)
+
+    def _note(self, alert: Alert) -> None:
+        if alert.state == "firing":
+            self.firing[alert.rule, alert.rank] = alert
+        else:
+            self.firing.pop((alert.rule, alert.rank), None)
+        if alert.state != "pending":
+            self._say(f"alert {alert.rule}, {alert.text()}")
+        if self._courier is not None:
+            self._courier.put(alert)
+        if alert.state == "firing" and alert.action != "warn" and self.failed is None:
+            self.failed = alert
+            if alert.action == "stop":
+                self._stop()
+
+    def _memory_words(self) -> str:
+        return growth_words(self._kinds, tensors_alive()) if self._kinds is not None else ""

@@ -1,0 +1,158 @@
+"""Rules for alerts, read from TOML. A user's file changes built-in rules by name, switches them off, or adds rules."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hasten.core.errors import DataError
+
+Kind = Literal["above_start", "below_start", "above", "below", "grows", "spike", "not_finite", "counts", "idle", "slow_rank"]
+Action = Literal["warn", "fail", "stop"]
+
+BUILT_IN = Path(__file__).with_name("rules.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When to raise an alert.
+
+    Attributes:
+        name: Identifies the rule.
+        kind: How it judges. `above_start` and `below_start` compare with the run's own first windows (or with what a plan
+            proved), `above` and `below` with `limit`. `grows`: the least value of the last windows lies above the start.
+            `spike`: above the usual values of late windows. `not_finite`: NaN or infinite. `counts`: a counter has risen.
+            `idle`: no step ended. `slow_rank`: this rank works longer than the others.
+        metric: Name of a metric; `share.PHASE` is a phase's share of the time, `step` the seconds per step without
+            validation and checkpoints.
+        says: What is wrong, in one sentence; `{value}`, `{usual}`, `{change}` and `{limit}` are filled in.
+        next: What to do about it.
+        change: Least relative change (0.1 is 10 %), or for a share least absolute change.
+        limit: Limit of `above` and `below`.
+        bad: Number of bad windows, among the last `of`, from which it fires.
+        of: Number of last windows that are looked at.
+        good: Number of good windows in a row after which it is resolved.
+        action: `warn`; `fail`: the run ends with exit status 4; `stop`: save a checkpoint and stop with exit status 4.
+        enabled: Whether the rule is used.
+    """
+
+    name: str
+    kind: Kind
+    metric: str = ""
+    says: str = ""
+    next: str = ""
+    change: float = 0.1
+    limit: float = 0.0
+    bad: int = 3
+    of: int = 4
+    good: int = 4
+    action: Action = "warn"
+    enabled: bool = True
+
+
+_TYPES = {field.name: field.type for field in fields(Rule)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """A metric that can explain slow steps.
+
+    Attributes:
+        metric: Its name.
+        change: Rise over the run's first windows from which it is named.
+        says: The sentence, with `{value}` and `{usual}`.
+    """
+
+    metric: str
+    change: float
+    says: str
+
+
+def symptoms() -> tuple[Symptom, ...]:
+    """Return the built-in symptoms."""
+    return tuple(Symptom(**table) for table in _read(BUILT_IN)["symptom"])
+
+
+def load_rules(path: Path | None = None) -> tuple[tuple[Rule, ...], tuple[Mapping[str, Any], ...]]:
+    """Return the rules, and the tables `[[deliver]]` of the user's file.
+
+    Args:
+        path: The user's file; None for the built-in rules alone.
+
+    Raises:
+        DataError: The file cannot be read, or a rule is wrong.
+    """
+    rules = {rule["name"]: _rule(rule, None, BUILT_IN) for rule in _read(BUILT_IN)["rule"]}
+    if path is None:
+        return tuple(rules.values()), ()
+    given = _read(path)
+    if unknown := sorted(set(given) - {"rule", "deliver"}):
+        raise DataError(f"{path} has an unknown table `{unknown[0]}`. It may have [[rule]] and [[deliver]].")
+    for table in _tables(given, "rule", path):
+        name = table.get("name")
+        if not isinstance(name, str) or not name:
+            raise DataError(f'A rule of {path} has no name: add name = "...".')
+        rules[name] = _rule(table, rules.get(name), path)
+    return tuple(rule for rule in rules.values() if rule.enabled), _tables(given, "deliver", path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid TOML: {error}.") from error
+
+
+def _tables(given: Mapping[str, Any], key: str, path: Path) -> tuple[Mapping[str, Any], ...]:
+    tables = given.get(key, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise DataError(f"`{key}` of {path} must be written as [[{key}]].")
+    return tuple(tables)
+
+
+def _rule(table: Mapping[str, Any], base: Rule | None, path: Path) -> Rule:
+    where = f"The rule `{table['name']}` of {path}"
+    for key, value in table.items():
+        if key not in _TYPES:
+            raise DataError(f"{where} has an unknown key `{key}`. Its keys: {', '.join(_TYPES)}.")
+        if not _fits(key, value):
+            raise DataError(f"{where}: {key} = {value!r} is not valid. Expected: {_expected(key)}.")
+    numbers = {key: float(value) for key, value in table.items() if _TYPES[key] == "float"}
+    if base is not None:
+        rule = replace(base, **{**table, **numbers})
+    elif "kind" not in table:
+        raise DataError(f"{where} is new, so it needs a kind: {_expected('kind')}.")
+    else:
+        rule = Rule(**{**table, **numbers})
+    if not rule.metric and rule.kind not in ("idle", "slow_rank"):
+        raise DataError(f"{where} needs a metric.")
+    if rule.bad > rule.of:
+        raise DataError(f"{where} can never fire: bad = {rule.bad} is more than of = {rule.of}.")
+    return rule
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {"kind": get_args(Kind), "action": get_args(Action)}
+
+
+def _fits(key: str, value: object) -> bool:
+    kind = _TYPES[key]
+    if key in _CHOICES:
+        return value in _CHOICES[key]
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1000
+    if kind == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str)
+
+
+def _expected(key: str) -> str:
+    if key in _CHOICES:
+        return ", ".join(_CHOICES[key])
+    return {"bool": "true or false", "int": "a number from 1 to 1000", "float": "a number"}.get(str(_TYPES[key]), "a text")
