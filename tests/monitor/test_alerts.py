@@ -167,7 +167,7 @@ def test_every_built_in_rule_and_symptom_reads_a_metric_that_exists() -> None:
     from hasten.monitor.alerts.rule import symptoms
 
     metrics = {*units(cards(samplers())), STEP, WORKERS_DEAD, "", "share.data"}
-    assert {one.metric for one in (*load_rules()[0], *symptoms())} <= metrics
+    assert {rule.metric for rule in load_rules()[0]} | {symptom.metric for symptom in symptoms()} <= metrics
 
 
 # Rules of a user.
