@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hasten
+from hasten.core.facts import Facts
 from hasten.optimizations import catalogue
+from tests.optimizations.contract import facts
 
 SOURCE = Path(hasten.__file__).parent
 OTHER_MEANINGS = {
@@ -50,3 +54,38 @@ B = f"put fast_math into the plan, {A}, or `compile`"
 C = "compile it"  # fast_math
 '''
     assert sorted(named(module, {"fast_math", "compile"})) == ["compile", "fast_math", "fast_math"]
+
+
+OF_JOBS = re.compile(r"implement |declare|job does not|job defines|Job\b|deterministic_transform")
+
+
+def test_refusals_on_scripts_do_not_speak_of_methods_of_a_job() -> None:
+    good = facts(job={"in_script": True, "has_deterministic_transform": False, "samples_vary": "they differ"})
+    refusals = dict[str, set[str]]()
+    for name, kind in catalogue().items():
+        if kind.card.in_scripts:
+            for one in _variants(good):
+                refusals.setdefault(name, set()).add(kind.fit(one).reason)
+    assert sum(len(found) for found in refusals.values()) > 40
+    for name, found in refusals.items():
+        for words in found:
+            assert not OF_JOBS.search(words), (name, words)
+
+
+def _variants(good: Facts) -> Iterator[Facts]:
+    """Yield facts that differ from `good` in one fact each."""
+    yield good
+    for owner in (good, good.job):
+        for name in owner.__dataclass_fields__:
+            value = getattr(owner, name)
+            others: list[Any] = []
+            if isinstance(value, bool):
+                others = [not value]
+            elif isinstance(value, int | float) or value is None:
+                others = [0, 1, 10**9]
+            elif isinstance(value, Mapping):
+                others = [{}]
+            for other in others:
+                if name != "in_script":
+                    changed: Any = replace(owner, **{name: other})
+                    yield changed if owner is good else replace(good, job=changed)

@@ -413,6 +413,12 @@ def test_facts_of_the_loader() -> None:
     assert facts["has_deterministic_transform"]
     assert not facts["load_is_random"]
     assert facts["updates_per_epoch"] == 5
+    assert facts["in_script"]
+    assert facts["samples_vary"] == ""
+    assert loader_facts(live, Purity(pure=True, reason="", counts="`reads`"))["samples_vary"].startswith(
+        "reading a sample changes"
+    )
+    assert loader_facts(live, Purity())["samples_vary"] == "no sample was read"
     assert (facts["num_samples"], facts["batch_size"], facts["num_workers"], facts["pin_memory"]) == (10, 2, 3, True)
     assert loader_facts(live, Purity())["load_is_random"]
     live.order = None

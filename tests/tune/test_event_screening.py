@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,23 @@ import pytest
 import torch
 
 from hasten.core.errors import TrialError
+from hasten.core.facts import Facts
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.optimizations.async_logging import AsyncLogging
 from hasten.optimizations.background_checkpoint import BackgroundCheckpoint
 from hasten.optimizations.metric_reading import MetricReading
+from hasten.optimizations.sample_cache import SampleCache
 from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.train.build import build
 from hasten.train.loop import Loop
+from hasten.tune.scripts.profiling import NOT_IN_QUICK
 from hasten.tune.search.event_design import EventDesign, design_event, judge_metrics, kept_event_facts
 from hasten.tune.search.event_screening import EventScreening, screen_event
 from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.screening import FUTILE_TURNS, Screen
+from hasten.tune.search.search import updated_facts, updated_phases
+from hasten.tune.search.state import Adopted
 from hasten.tune.trials.event_turns import EventTurns, digest
 from hasten.tune.trials.trial import TrialSetting
 from tests.optimizations.contract import facts
@@ -77,6 +83,31 @@ def test_an_epoch_is_updates_and_events_and_the_rest() -> None:
 def test_screening_by_event_needs_an_event_and_an_epoch(optimization: Any, changes: Any) -> None:
     with pytest.raises(TrialError, match="cannot be measured by an event, or the length of an epoch is unknown"):
         design(optimization, **changes)
+
+
+def test_facts_that_a_quick_profile_of_a_script_skips_are_kept() -> None:
+    of_script = {"in_script": True, "planned_updates": 1 << 30, "kept_compared_frac": 0.1}
+    old = facts(
+        job={**JOB, **of_script}, step_ms=10.0, epoch_s=10.0, validation_s=3.0, checkpoint_s=0.0, tensor_texts_s=1.0,
+        sample_bytes=10, load_frac=0.9, phase_frac={"data": 0.5}, ceilings={"input": 2.0}, memory_limit_bytes=2**30,
+    )  # fmt: skip
+    quick = Facts(
+        machine=old.machine, job=old.job, step_ms=5.0, epoch_s=1.0, phase_frac={"data": 0.5}, ceilings={"input": 2.0}
+    )
+    sent = {name: getattr(quick, name) for name in quick.__dataclass_fields__ if name not in ("machine", "job")}
+    profile = {"job": {**asdict(old.job), "has_deterministic_transform": False, "samples_vary": "no sample was read"}}
+    answer = {"profile": profile, "facts": {**sent, "memory_limit_bytes": 2**30}, "skipped": NOT_IN_QUICK}
+    new = updated_facts(old, answer, Adopted(name=""))
+    assert SampleCache.fit(new).reason == SampleCache.fit(old).reason == ""
+    assert new.validation_s == pytest.approx(3.0 * 200 / 700)  # 200 steps of 5 ms, instead of 700 of 10 ms
+    assert new.epoch_s == pytest.approx(1.0 + new.validation_s)
+    assert new.tensor_texts_s == pytest.approx(200 / 700)
+    phases = updated_phases(new, {"data": 0.6, "forward": 0.4, "validation": 0.0})
+    assert phases["validation"] == pytest.approx(new.validation_s / new.epoch_s)
+    assert sum(phases.values()) == pytest.approx(1.0)
+    seen = updated_facts(old, {**answer, "facts": {**answer["facts"], "validation_s": 0.5}}, Adopted(name=""))
+    assert (seen.validation_s, seen.epoch_s) == (0.5, 1.0)
+    assert "validation" not in updated_phases(facts(job=JOB), {"data": 0.6, "forward": 0.4, "validation": 0.0})
 
 
 def test_event_facts_outlive_a_quick_profile() -> None:

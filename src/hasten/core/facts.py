@@ -37,6 +37,8 @@ class JobFacts:
         has_collate_packed: The job defines `collate_packed`.
         packs_to_multiple: Its `collate_packed` accepts `multiple`.
         has_counted: The job defines `counted`.
+        in_script: The job is an unmodified script.
+        samples_vary: Why samples of a script may not be cached or read ahead; empty if they may, and for jobs.
         has_deterministic_transform: The job defines `deterministic_transform`.
         has_quality: The job defines `quality`.
         has_schedule: The job defines a learning-rate schedule.
@@ -81,6 +83,8 @@ class JobFacts:
     has_collate_packed: bool = False
     packs_to_multiple: bool = False
     has_counted: bool = False
+    in_script: bool = False
+    samples_vary: str = ""
     has_deterministic_transform: bool = False
     has_quality: bool = False
     has_schedule: bool = False

@@ -45,6 +45,10 @@ class BatchedReading(Optimization):
             return Fit.no("an iterable dataset cannot be read by index")
         if facts.job.is_table and not facts.job.num_workers:
             return Fit.yes(max_gain_frac=facts.form_frac("gather", facts.ceiling_frac("input")), settings=[cls()])
+        if facts.job.in_script:
+            return Fit.no(
+                "PyTorch's loader already calls `__getitems__` if the dataset has it, and the data is not a table in memory"
+            )
         if not facts.job.has_getitems:
             return Fit.no("the dataset has no method `__getitems__(self, indices)` to read several samples in one call")
         if facts.job.batch_size == 1:

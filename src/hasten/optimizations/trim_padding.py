@@ -62,6 +62,8 @@ class TrimPadding(Optimization):
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Applies if batches are longer than their longest sample."""
+        if facts.job.in_script and not facts.job.padding_seen:
+            return Fit.no("no padding was seen in the batches of the measured steps")
         if not (facts.job.has_length or facts.job.padding_seen):
             return Fit.no("the job does not define the length of a sample: implement length(self, sample)")
         if facts.excess_padding_frac <= 0:

@@ -43,6 +43,8 @@ MISSING = object()
 def why_nothing_is_kept(facts: Facts) -> Fit | None:
     """Return the refusal of every technique that caches prepared samples, or None if samples can be cached."""
     job = facts.job
+    if not job.has_deterministic_transform and job.in_script:
+        return Fit.no(f"samples may not be cached: {job.samples_vary}")
     if not job.has_deterministic_transform:
         return Fit.no(
             "the job declares no deterministic part that can be cached: implement deterministic_transform(self, sample)"
@@ -57,8 +59,7 @@ def why_nothing_is_kept(facts: Facts) -> Fit | None:
     if job.kept_compared_frac >= 1.0:
         return Fit.no(
             f"the samples are not declared deterministic, and comparing cached samples with fresh ones in every epoch would "
-            f"read as many of the {job.num_samples} samples as it saves: declare the deterministic part in a job "
-            f"(deterministic_transform), which needs no comparison"
+            f"read as many of the {job.num_samples} samples as it saves"
         )
     return None
 

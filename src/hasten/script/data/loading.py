@@ -38,7 +38,7 @@ from hasten.script.data.guard import PureLoad, Reads, Trust
 from hasten.script.data.iterator import ScriptIterator, Sources
 from hasten.script.data.lookahead import Lookahead, why_unpredictable
 from hasten.script.data.overrides import LoaderOverrides, index_sampler, why_not
-from hasten.script.data.purity import Purity, measure_purity
+from hasten.script.data.purity import Purity, measure_purity, why_counted
 from hasten.script.data.tables import Gathering, is_table
 from hasten.script.data.trimming import Trimming
 from hasten.script.data.workers import WorkerEpoch, WorkerLoader
@@ -287,7 +287,7 @@ class Loading:
         if not self.purity.pure:
             differ = f"samples may differ from one reading to the next: {self.purity.reason}"
             return READ_IN_ORDER if self._live.order is None else differ
-        return self._why_counted()
+        return why_counted(self.purity)
 
     def _apply(self, item: Optimization, loader: Any) -> None:
         """Apply one optimization, or report why it cannot be applied."""
@@ -317,14 +317,10 @@ class Loading:
             if not self.purity.pure:
                 self.notes[name] = f"worker processes draw other random numbers for the samples ({self.purity.reason})"
 
-    def _why_counted(self) -> str:
-        counts = self.purity.counts
-        return f"reading a sample changes {counts}, on which later samples may depend" if counts else ""
-
     def _why_no_workers(self) -> str:
         if self._live.order is not None and not self.purity.pure and not self.purity.repeats:
             return f"samples depend on state that each worker would start from separately: {self.purity.reason}"
-        return self._why_counted()
+        return why_counted(self.purity)
 
     # Start of each epoch.
 

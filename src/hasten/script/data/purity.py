@@ -83,6 +83,11 @@ def measure_purity(
     return replace(result, pure=False, reason="reading a sample prints") if printed and result.pure else result
 
 
+def why_counted(purity: Purity) -> str:
+    """Return why samples that count their reads may not be cached; "" if they do not count."""
+    return f"reading a sample changes {purity.counts}, on which later samples may depend" if purity.counts else ""
+
+
 def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
     """Return the fields of `hasten.core.facts.JobFacts` about data, for a script whose training loader is known.
 
@@ -90,6 +95,8 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
     """
     batches = None if live.order is None else len(live.order(0))
     return {
+        "in_script": True,
+        "samples_vary": purity.reason or why_counted(purity),
         "has_deterministic_transform": purity.pure and not purity.counts,
         "kept_compared_frac": epoch_compared_frac(live.num_samples or 0),
         "load_is_random": not purity.pure,

@@ -53,6 +53,12 @@ SAMPLED = 8
 PLENTY = 1 << 30
 """Planned updates assumed for a script. The real number is unknown; this assumes more than an epoch."""
 
+NOT_IN_QUICK = {
+    "facts": ("sample_bytes", "load_frac"),
+    "job": ("samples_vary", "has_deterministic_transform", "load_is_random", "collate_is_random"),
+}
+"""Facts that a quick profile of a script does not measure, because no change of plan alters them."""
+
 Steps = Generator[None, None, dict[str, Any]]
 """A running command. Each `yield` lets the script do a step; the return value is the answer."""
 
@@ -129,7 +135,8 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
     ).to_dict()
     sent = {name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in ("machine", "job")}
     script = {"where": summary["where"], "steps": host.steps, "ended": real["ended"]}
-    return {"profile": {**profiled, **script}, "facts": sent}
+    skipped = NOT_IN_QUICK if quick else {}
+    return {"profile": {**profiled, **script}, "facts": sent, "skipped": skipped}
 
 
 def _observe(

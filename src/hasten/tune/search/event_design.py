@@ -24,6 +24,8 @@ ROUNDING_FRAC = 0.01
 """Allowed change of a metric, as a share of its change over a few updates."""
 ROUNDING_EPS = 64 * 2.0**-23
 """Allowed change as a share of the metric itself: float32 sums in another order."""
+EVENTS = ("validation", "checkpoint")
+"""Phases of a script that come now and then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,26 @@ def kept_event_facts(old: Facts, step_ms: float, *, event: str = "", lost_s: flo
         events_s = known["report_s"] * known["reports_per_epoch"] + known["checkpoint_s"] + known["validation_s"]
         known["epoch_s"] = updates * step_ms / 1e3 + events_s
     return known
+
+
+def carried_events(old: Facts, measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return the event-related facts of a script after a quick profile, which may be too short to see an event.
+
+    Events that it saw count as it saw them. The others keep their seconds per step.
+
+    Args:
+        old: The previous facts.
+        measured: The facts of the quick profile, by name.
+    """
+    seen_s = {name: measured[f"{name}_s"] for name in EVENTS}
+    steps = measured["step_ms"] and 1e3 * (measured["epoch_s"] - sum(seen_s.values())) / measured["step_ms"]
+    kept = {f"{name}_s": getattr(old, f"{name}_s") for name in EVENTS}
+    before = old.step_ms and 1e3 * (old.epoch_s - sum(kept.values())) / old.step_ms
+    if min(steps, before) <= 0:
+        return {}
+    missed_s = {f"{name}_s": kept[f"{name}_s"] * steps / before for name in EVENTS if not seen_s[name]}
+    texts_s = measured["tensor_texts_s"] or old.tensor_texts_s * steps / before
+    return {**missed_s, "epoch_s": measured["epoch_s"] + sum(missed_s.values()), "tensor_texts_s": texts_s}
 
 
 def judge_metrics(

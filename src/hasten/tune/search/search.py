@@ -16,7 +16,7 @@ from hasten.tune.search.by_epoch import try_events
 from hasten.tune.search.by_target import try_to_target
 from hasten.tune.search.by_update import try_candidates
 from hasten.tune.search.candidate import NOT_TRIED, names_of, put
-from hasten.tune.search.event_design import kept_event_facts
+from hasten.tune.search.event_design import EVENTS, carried_events, kept_event_facts
 from hasten.tune.search.prune import prune
 from hasten.tune.search.ranking import untried
 from hasten.tune.search.retries import look_again, try_pairs
@@ -70,10 +70,9 @@ class Search:
         state = self.state
         self.screen.say("measuring again where the time goes")
         answer = self.screen.profile(slice_s=QUICK_SLICE_S, quick=True)
-        state.facts, phases = updated_facts(state.facts, answer, adopted), answer["profile"]["phases"]
+        state.facts = updated_facts(state.facts, answer, adopted)
         state.diagnosis = Diagnosis.from_dict(answer["profile"]["bottleneck"])
-        around = ("validation", "checkpoint")  # not measured again
-        state.phases = {name: share for name, share in phases.items() if name not in around}
+        state.phases = updated_phases(state.facts, answer["profile"]["phases"])
         self.screen.say(f"now: {state.diagnosis.words}")
 
     def _follow(self, strategy: Strategy) -> None:
@@ -99,7 +98,23 @@ def updated_facts(old: Facts, answer: Mapping[str, Any], adopted: Adopted) -> Fa
         answer: The answer to the `profile` command.
         adopted: What changed.
     """
-    measured = answer["facts"]
-    known = {name: getattr(old, name) for name in UNCHANGED}
-    known |= kept_event_facts(old, measured["step_ms"], event=adopted.event, lost_s=adopted.lost_s)
-    return Facts(machine=old.machine, job=JobFacts(**answer["profile"]["job"]), **{**measured, **known})
+    measured, skipped = answer["facts"], answer.get("skipped", {})
+    known = {name: getattr(old, name) for name in (*UNCHANGED, *skipped.get("facts", ()))}
+    if old.job.in_script:
+        known |= carried_events(old, measured)
+    else:
+        known |= kept_event_facts(old, measured["step_ms"], event=adopted.event, lost_s=adopted.lost_s)
+    job = {**answer["profile"]["job"], **{name: getattr(old.job, name) for name in skipped.get("job", ())}}
+    return Facts(machine=old.machine, job=JobFacts(**job), **{**measured, **known})
+
+
+def updated_phases(facts: Facts, phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the shares of the phases after a quick profile.
+
+    A profile of a script sees validation and checkpoints as they come, so they take the share of `facts`. That of a job does
+    not run them: they have no share then.
+    """
+    shares = {name: share for name, share in phases.items() if name not in EVENTS}
+    events = {name: facts.epoch_frac(getattr(facts, f"{name}_s")) for name in EVENTS} if facts.job.in_script else {}
+    rest = (1.0 - sum(events.values())) / max(sum(shares.values()), 1e-9)
+    return {name: share * rest for name, share in shares.items()} | events
