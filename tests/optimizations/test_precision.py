@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812  the conventional name
 
+from hasten.core.card import StepTrace
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.optimizations.precision import Precision, _in_float32
+from hasten.script.plan.host import Host
 from hasten.train.build import build
 from hasten.train.loop import Loop
-from hasten.train.trace import trace_step
+from hasten.train.trace import Lens, trace_step
 from tests.optimizations.contract import Attention, Images, facts, make_loop, run
 
 GPU = {"device": "cuda"}
@@ -67,6 +69,29 @@ def test_attention_may_stay_exact() -> None:
     off, on = run(Attention(), 5, plain), run(Attention(), 5, exact)
     assert on == pytest.approx(off, rel=0.1)
     assert on != off
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_of_a_bert_is_seen_in_float32(attention: str) -> None:
+    """With dropout, PyTorch has no fused kernel on CPUs, and attention no operator of its own."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16, attn_implementation=attention,
+    )  # fmt: skip
+    exact, host = Precision(attention="float32"), Host()
+    live, model = host.live, transformers.BertForSequenceClassification(config)
+    live.model, live.device = model, torch.device("cpu")
+    undo, lens = exact.apply(live), Lens()
+    ids, mask = torch.randint(20, (2, 8)), torch.ones(2, 8, dtype=torch.long)
+    mask[0, 5:] = 0
+    with lens, live.contexts():
+        model(input_ids=ids, attention_mask=mask, labels=torch.tensor([0, 1])).loss.backward()
+    undo()
+    trace = StepTrace(ops=dict(lens.ops), op_dtypes=dict(lens.op_dtypes), counters=dict(live.counters))
+    checks = exact.evidence(live, trace)
+    assert checks[0].passed
+    assert checks[1].passed == (attention == "sdpa"), checks[1].seen  # eager attention is not the function
 
 
 @pytest.mark.parametrize("mask", ["none", "boolean", "numbers"])

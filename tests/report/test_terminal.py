@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hasten.core.stats import TRAINING_LOSS
 from hasten.report import parse, print_summary
+from hasten.report.html import render
 from hasten.report.words import IN_GOOD_SHAPE, command_words, headline, outcome_words
 from hasten.tune.search.candidate import no_time
 from tests.report.sample import SAMPLES, comparison, empty_plan, full, interrupted, rung
@@ -192,3 +194,13 @@ def test_markup_in_names_is_printed_verbatim() -> None:
 def test_the_patch_of_a_script_is_listed_if_there_is_one() -> None:
     assert "hasten.patch" not in summary(full())
     assert "hasten.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})
+
+
+def test_a_script_is_judged_by_its_training_loss() -> None:
+    evidence = full()
+    evidence["final"].update(ratio=4.9, low=4.5, high=5.4)
+    evidence["final"]["quality"]["metric"] = TRAINING_LOSS
+    assert headline(parse(evidence)).line == "4.9x faster, proved (4.5x to 5.4x, 5 pairs); training loss not worse"
+    page = render(parse(evidence))
+    assert "eld-out quality" not in page
+    assert "held-out training" not in page

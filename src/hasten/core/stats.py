@@ -26,6 +26,14 @@ ALPHA = 0.025
 MIN_FLOOR_FRAC = 0.03
 """Smallest share that may be reported as a difference, however certain a smaller one is."""
 
+TRAINING_LOSS = "training loss"
+"""The metric that scripts are judged by, because their held-out data is not known."""
+
+
+def metric_words(metric: str) -> str:
+    """Return the name of a metric for messages, such as `held-out accuracy`."""
+    return metric if metric == TRAINING_LOSS else f"held-out {metric}"
+
 
 # Student's t.
 

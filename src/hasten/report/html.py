@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from hasten.core.stats import TRAINING_LOSS
 from hasten.report import schema, words
 from hasten.report.evidence import PHASES, Candidate, Comparison, Evidence, Memory, Patch
 from hasten.report.page import environment, render_page, write_page
@@ -84,6 +85,7 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "big": _times(headline.big),
         "detail": _times(headline.detail),
         "quality": evidence.final.quality if evidence.final else None,
+        "training_loss": TRAINING_LOSS,
         "quality_line": words.quality_words(evidence.final),
         "command": words.next_command(evidence),
         "summaries": dict(SUMMARY.findall(evidence.plan_toml or "")),

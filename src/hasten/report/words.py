@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hasten.core.stats import metric_words
 from hasten.report.evidence import Candidate, Comparison, Evidence, Final, Wanted
 
 Tone = Literal["good", "bad", "open"]
@@ -216,7 +217,7 @@ class Headline:
 
 
 def quality_words(final: Final | None) -> tuple[str, Tone]:
-    """Return the verdict on the held-out metric, such as `held-out loss not worse`, and its tone; empty if there is none."""
+    """Return the verdict on quality, such as `held-out loss not worse`, and its tone; empty if there is none."""
     quality = final.quality if final else None
     if quality is None:
         return "", "open"
@@ -224,7 +225,7 @@ def quality_words(final: Final | None) -> tuple[str, Tone]:
     tone: Tone = "good" if verdict in ("not worse", "better", "same", "passed", "equal") else "open"
     if verdict in ("worse", "failed"):
         tone = "bad"
-    return f"held-out {quality.metric} {verdict}", tone
+    return f"{metric_words(quality.metric)} {verdict}", tone
 
 
 def _all_gates_passed(evidence: Evidence) -> bool:

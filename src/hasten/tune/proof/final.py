@@ -17,7 +17,7 @@ from hasten.core.card import Judge, Numerics
 from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.plan import Plan
-from hasten.core.stats import LOOKS, NonInferiority, Verdict, seeds_needed
+from hasten.core.stats import LOOKS, NonInferiority, Verdict, metric_words, seeds_needed
 from hasten.report.evidence import Candidate, Outcome
 from hasten.report.words import outcome_line
 from hasten.tune.budget import REPORT_S, Budget, Costs
@@ -183,7 +183,8 @@ class FinalProof:
     ) -> str:
         """Return why the plan is not adopted; empty if it is."""
         if held_out is not None and held_out.verdict == "worse":
-            return "the held-out quality became worse"
+            quality = self.design.quality
+            return f"the {metric_words(quality.metric) if quality else 'held-out quality'} became worse"
         if self.objective.goal is Goal.MEMORY:
             return self._why_no_memory(comparison)
         saves = any(item.card.memory_technique for item in plan.optimizations) and self._memory_frac() < MEMORY_SAVED

@@ -16,6 +16,7 @@ import torch
 from hasten.core.card import StepTrace
 from hasten.core.errors import HastenError, LossError
 from hasten.core.provenance import process_environment
+from hasten.core.stats import TRAINING_LOSS
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.script.plan.host import Host
 from hasten.train.trace import Lens
@@ -195,7 +196,7 @@ class Commands:
         del max_batches
         half = self._counted[len(self._counted) // 2 :]
         yield from ()
-        return {"metrics": {"loss": fmean(half)} if half else {}}
+        return {"metrics": {TRAINING_LOSS: fmean(half)} if half else {}}
 
     def memory(self, *, reset: bool) -> Steps:
         """Return the peak memory since the last reset."""

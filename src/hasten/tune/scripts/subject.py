@@ -10,6 +10,7 @@ from pathlib import Path
 from hasten.core.errors import HastenError, TargetError
 from hasten.core.facts import Facts
 from hasten.core.job import Quality
+from hasten.core.stats import TRAINING_LOSS
 from hasten.core.target import jobs_in
 from hasten.optimizations import catalogue
 from hasten.optimizations.parts.sample_caching import disk_words, quoted_source
@@ -73,7 +74,7 @@ def _training_loss(screen: Screen) -> Quality:
     ends = [sum(curve[len(curve) // 2 :]) / max(len(curve) - len(curve) // 2, 1) for curve in curves if curve]
     spread = max(ends) - min(ends) if len(ends) > 1 else 0.0
     least = MARGIN_FRAC * max(map(abs, ends), default=1.0)
-    return Quality(metric="loss", direction="min", margin=max(spread, least, 1e-12))
+    return Quality(metric=TRAINING_LOSS, direction="min", margin=max(spread, least, 1e-12))
 
 
 def _finish(record: Record, facts: Facts, script: Path) -> None:
