@@ -20,6 +20,7 @@ from hasten.optimizations.validation_batch import ValidationBatch
 from hasten.train.build import build
 from hasten.train.loop import Loop
 from hasten.train.periodic import PeriodicWork, Report, rehearse
+from hasten.train.records.reports import speed
 from hasten.train.run import train
 from tests.train.jobs import CPU, Plain, Stormy
 
@@ -154,3 +155,20 @@ def test_larger_validation_batches_measure_the_same_samples(tmp_path: Path) -> N
 
 def test_the_default_settings_are_plain() -> None:
     assert build(Plain(), device=CPU).around == AroundSettings()
+
+
+def test_a_speed_is_that_of_a_span_that_was_measured(tmp_path: Path, loop: Loop) -> None:
+    told: list[Report] = []
+    loop.run(2)
+    loop.position.samples += 10**9  # of an earlier part of the run, whose reports are gone
+    with PeriodicWork(loop, tmp_path, on_report=told.append, append=True) as around:
+        around.report()
+        loop.run(2)
+        around.report()
+        around.report({"loss": 1.0})
+    first, second, third = told
+    assert first.samples_per_s == 0.0
+    assert 0.0 < second.samples_per_s < 10**7
+    assert third.samples_per_s == second.samples_per_s
+    assert second.samples < 100
+    assert (speed(vars(third)) or 0.0) < 10**7

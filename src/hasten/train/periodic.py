@@ -39,10 +39,11 @@ class Report:
         planned: Updates of the whole run.
         epoch: The current epoch, counted from 1.
         loss: The last loss that was read; NaN before the first.
-        samples_per_s: Samples per second since the last report.
+        samples_per_s: Samples per second since the last report; of an earlier span if no update was done since then.
         held_out: Held-out metrics, directly after an epoch; otherwise empty.
-        samples: Samples seen by all ranks.
-        seconds: Seconds of the run. For a resumed run, includes the earlier parts up to the updates they were resumed from.
+        samples: Samples seen by all ranks, in the time of `seconds`.
+        seconds: Seconds of the run. For a resumed run, includes the earlier parts up to the updates they were resumed from
+            if their reports exist.
         memory_bytes: Main memory of this process.
         device_bytes: GPU memory reserved by this process; None without a GPU.
         phases: Phase name -> share of the updates timed since the last report; empty if none was timed.
@@ -100,6 +101,8 @@ class PeriodicWork:
         self.checkpoint = WeightsFile(out / WEIGHTS, live.around, live.count)
         self._last_report, self._last_samples = perf_counter(), loop.position.samples
         self._started = self._last_report - seconds_before
+        self._untimed = loop.position.samples if append and not seconds_before else 0  # their seconds are not known
+        self._last_speed = 0.0
         self._may_fail_later = in_background or live.around.checkpoint_background
         self._every_s = live.around.report_every_s
         self._due = self._last_report + self._every_s
@@ -127,9 +130,9 @@ class PeriodicWork:
             planned=self._planned,
             epoch=position.epoch + 1,
             loss=self._loop.losses[-1] if self._loop.losses else float("nan"),
-            samples_per_s=samples / max(now - self._last_report, 1e-9),
+            samples_per_s=self._speed(samples, now - self._last_report),
             held_out=held_out or {},
-            samples=self._loop.ranks.world * position.samples,
+            samples=self._loop.ranks.world * (position.samples - self._untimed),
             seconds=round(now - self._started, 3),
             memory_bytes=host_bytes(),
             device_bytes=torch.cuda.memory_reserved(device) if device.type == "cuda" else None,
@@ -137,6 +140,12 @@ class PeriodicWork:
         )
         self._last_report, self._last_samples = now, position.samples
         self._metrics.write(lambda: self._line(report))
+
+    def _speed(self, samples: int, seconds: float) -> float:
+        """Return samples per second; the last known speed if no update was done since then."""
+        if samples > 0 and seconds > 0:
+            self._last_speed = samples / seconds
+        return self._last_speed
 
     def went_back(self) -> None:
         """Restart the throughput count after a rollback to an earlier update."""
