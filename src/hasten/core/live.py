@@ -228,13 +228,21 @@ class LiveJob:
         self.as_written = self.job
 
     def apply(self, optimization: Technique) -> None:
-        """Apply one optimization and remember how to undo it."""
-        self.applied.append((optimization, optimization.apply(self)))
+        """Apply one optimization and remember how to undo it. If it fails, the fields of the live job are restored."""
+        restore = _fields_of(self, *(vars(self)[name] for name in ("pipeline", "loader", "around") if name in vars(self)))
+        try:
+            undo = optimization.apply(self)
+        except Exception:
+            restore()
+            raise
+        self.applied.append((optimization, undo))
 
     def undo_all(self) -> None:
-        """Undo every optimization, starting with the last."""
-        while self.applied:
-            self.applied.pop()[1]()
+        """Undo every optimization, starting with the last. The first error of an undo is raised after all were undone."""
+        with ExitStack() as stack:
+            for _, undo in self.applied:
+                stack.callback(undo)
+            self.applied.clear()
 
     @property
     def batches_per_update(self) -> int:
@@ -282,6 +290,20 @@ class LiveJob:
             for make in self.batch_contexts:
                 stack.enter_context(make(batch))
             return self.job.loss(self.model, batch)
+
+
+def _fields_of(*owners: Any) -> Undo:
+    """Return a function that restores the fields of these objects, and the items of their lists."""
+    before = [(owner, dict(vars(owner))) for owner in owners]
+    lists = [(value, list(value)) for _, values in before for value in values.values() if isinstance(value, list)]
+
+    def restore() -> None:
+        for owner, values in before:
+            vars(owner).update(values)
+        for items, old in lists:
+            items[:] = old
+
+    return restore
 
 
 def merged_per_update(accumulation: int, merge: int) -> int:

@@ -73,8 +73,8 @@ class ChannelsLast(Optimization):
                 "(https://github.com/uxlfoundation/oneDNN/issues/6035). "
                 "Remove channels_last from the plan."
             )
-        live.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         undo_batch = append_to(live.batch_transforms, _images_last)
+        live.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
         def undo() -> None:
             undo_batch()

@@ -50,8 +50,8 @@ class ChannelsLast3d(Optimization):
     def apply(self, live: LiveJob) -> Undo:
         """Convert the 5-d weights once, and each batch when it arrives."""
         weights = [p for p in live.model.parameters() if p.dim() == VOLUME_DIMS]
-        _lay_out(weights, torch.channels_last_3d)
         undo_batch = append_to(live.batch_transforms, _volumes_last)
+        _lay_out(weights, torch.channels_last_3d)
 
         def undo() -> None:
             undo_batch()

@@ -25,11 +25,12 @@ from hasten.core.errors import MachineError
 from hasten.core.layouts import shape_of
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.seams import DATA_SEAMS, Seam
+from hasten.core.seams import DATA_SEAMS, Seam, Undo, undo_nothing
 from hasten.script.data.loading import Loading
 from hasten.script.output.background_save import BackgroundSaving
 from hasten.script.patches import Patches, guarded, handle_error, harmless
-from hasten.script.plan.live import main_module, script_live, set_flags
+from hasten.script.plan.fallback import IN_CALLS, Fallback
+from hasten.script.plan.live import FLAGS, main_module, script_live, set_flags
 from hasten.script.plan.reach import out_of_reach, reached
 from hasten.script.watch.lead_optimizer import Leader, Serials
 from hasten.script.watch.record import is_autograds
@@ -83,12 +84,14 @@ class Host:
         self._loading = Loading(self.live, self.plan, self._fail)
         self._loading.on_moved = self._forget
         self._saving = BackgroundSaving(self.live)
+        self.fallback = Fallback(self.live, self._stopped)
+        self._restore_flags: Undo = undo_nothing
         self._last_call: tuple[Any, ...] | None = None
         self._patches = Patches(self._failed)
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
         self._lead, self._serials = Leader(), Serials()
-        self._inside = self._in_backward = self._sixteen_bit = False
+        self._inside = self._in_backward = self._sixteen_bit = self._acts = False
         self._tries = 0
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._working = False
@@ -100,8 +103,8 @@ class Host:
 
     @property
     def stopped(self) -> list[str]:
-        """Names of the data optimizations that had to be stopped."""
-        return list(self._loading.stopped)
+        """Names of the optimizations that had to be stopped."""
+        return [*self._loading.stopped, *self.fallback.stopped]
 
     @property
     def stale(self) -> str:
@@ -119,6 +122,9 @@ class Host:
         put(Module, "__call__", self._calling, guards=False)
         put(torch.Tensor, "backward", functools.partial(self._going_back, method=True))
         put(torch.autograd, "backward", functools.partial(self._going_back, method=False))
+        if any(item.card.seam is Seam.OPTIMIZER for item in reached(self.plan)):
+            for kind in _optimizers():
+                put(kind, "step", self._stepping, guards=False)
         put(Optimizer, "zero_grad", self._zeroing)
         put(Module, "zero_grad", self._zeroing)
         self._loading.install(self._patches)
@@ -135,11 +141,11 @@ class Host:
         self._working = False
         if os.getpid() != self._pid:
             return
-        self._saving.close()
-        self._loading.close()
-        self._take_off()
-        if undo:
-            self.live.undo_all()
+        for action in (self._saving.close, self._loading.close, self._take_off, *((self.live.undo_all,) if undo else ())):
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - the rest must end too
+                self._failed(error)
 
     def prime(self, batches: int) -> int:
         """Fill sample caches with the samples of the next batches. Returns the number of samples."""
@@ -227,9 +233,15 @@ class Host:
                     self._apply(item)
             if seam is Seam.OPTIMIZER:
                 self._keep_optimizer(optimizer)
-        self._sixteen_bit = any(Trait.LOWER_PRECISION in item.card.traits for item, _ in self.live.applied)
+        self._note_applied()
         self.opened = True
         self.on_open()
+
+    def _note_applied(self) -> None:
+        """Note which calls need more than a check, so that the others cost no more."""
+        applied = [item for item, _ in self.live.applied]
+        self._sixteen_bit = any(Trait.LOWER_PRECISION in item.card.traits for item in applied)
+        self._acts = any(item.card.seam in IN_CALLS for item in applied)
 
     def _waiting(self) -> list[Optimization]:
         done = {*self.applied, *self.failures}
@@ -237,7 +249,7 @@ class Host:
 
     def _keep_optimizer(self, own: Optimizer) -> None:
         try:
-            set_flags(self.live, own)
+            self._restore_flags = set_flags(self.live, own)
         except Exception as error:  # noqa: BLE001 - the script continues with its unchanged optimizer
             for item in self.plan.optimizations:
                 if item.card.seam is Seam.OPTIMIZER:
@@ -255,6 +267,12 @@ class Host:
     def _failed(self, _error: Exception) -> None:
         report, self.on_failure = self.on_failure, _nothing
         report()
+
+    def _stopped(self, name: str, why: str) -> None:
+        """Note that an optimization was stopped because it made a call fail."""
+        self.failures[name] = why
+        self._note_applied()
+        self.on_stop()
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
@@ -276,7 +294,7 @@ class Host:
                 try:
                     if self.opened:
                         return self._call(theirs, args, kwargs)
-                    if len(self._called) < MAX_CALLED:
+                    if len(self._called) < MAX_CALLED and torch.is_grad_enabled():
                         self._called[id(args[0])] = args[0]
                     return theirs(*args, **kwargs)
                 finally:
@@ -289,7 +307,7 @@ class Host:
         @functools.wraps(original)
         def calling_seam(*args: Any, **kwargs: Any) -> Any:
             try:
-                passes = self._inside or not self.mine() or not torch.is_grad_enabled()
+                passes = self._inside or not self.mine() or not (torch.is_grad_enabled() or self._acts)
             except Exception as error:  # noqa: BLE001 - handle_error raises it again if it is not Hasten's
                 passes = True
                 handle_error(error, self._failed)
@@ -298,10 +316,21 @@ class Host:
         return calling_seam
 
     def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module under the plan."""
-        live, module = self.live, args[0]
-        if not self.trained.holds(module):
+        """Call a module under the plan; without it, if the plan makes the call fail."""
+        if not self.trained.holds(args[0]):
             return original(*args, **kwargs)
+        if self._in_backward:  # recomputed for the backward pass, which fails as a whole
+            return self._planned(original, args, kwargs)
+
+        def plain() -> Any:
+            return original(*args, **kwargs)
+
+        if not torch.is_grad_enabled():
+            return self.fallback.call(args[0], plain, plain)
+        return self.fallback.call(args[0], lambda: self._planned(original, args, kwargs), plain)
+
+    def _planned(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        live, module = self.live, args[0]
         given: Any = (args[1:], kwargs)
         if module is live.model:
             for transform in live.batch_transforms:
@@ -343,11 +372,36 @@ class Host:
                 for loss in losses:
                     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
                         self.on_loss(loss)
-                return original(*args, **kwargs)
+                return self.fallback.backward(lambda: original(*args, **kwargs))
             finally:
                 self._in_backward = False
 
         return going_back_seam
+
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the step of one of PyTorch's optimizers, to repeat it with the script's own implementation if it fails."""
+
+        @functools.wraps(original)
+        def stepping_seam(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            def step() -> Any:
+                return original(optimizer, *args, **kwargs)
+
+            return self.fallback.step(step, optimizer, self._without_flags) if self.mine() else step()
+
+        return stepping_seam
+
+    def _without_flags(self) -> Undo:
+        """Restore the script's own flags of the optimizer. Return a function that sets those of the plan again."""
+        optimizer = self.live.optimizer
+        places = [*optimizer.param_groups, optimizer.defaults]
+        under_plan = [dict(place) for place in places]
+        self._restore_flags()
+
+        def again() -> None:
+            for place, flags in zip(places, under_plan, strict=True):
+                place.update({name: flags[name] for name in FLAGS if name in flags})
+
+        return again
 
     def _zeroing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `Optimizer.zero_grad` or `Module.zero_grad`, which both take `set_to_none`."""
@@ -362,6 +416,12 @@ class Host:
             return original(owner, set_to_none or wanted)
 
         return zeroing_seam
+
+
+def _optimizers() -> set[type[Optimizer]]:
+    """Return PyTorch's own optimizer classes. Those of others keep their implementation under every plan."""
+    kinds = vars(torch.optim).values()
+    return {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer}
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from hasten.core.errors import JobError
 from hasten.core.job import Job
 from hasten.core.live import LiveJob, Pipeline
+from hasten.core.seams import Undo, undo_nothing
 
 FLAGS = ("fused", "foreach")
 """Optimizer settings that change how an update is computed but not its result."""
@@ -79,20 +80,23 @@ def main_module(called: Mapping[int, nn.Module], optimizer: Optimizer) -> nn.Mod
     return best
 
 
-def set_flags(live: LiveJob, own: Optimizer) -> None:
+def set_flags(live: LiveJob, own: Optimizer) -> Undo:
     """Copy the flags of an optimization's optimizer to the script's own optimizer, and restore the latter.
 
-    The script, its schedules and its gradient scaler hold references to the optimizer that the script created.
+    The script, its schedules and its gradient scaler hold references to the optimizer that the script created. The undo
+    restores the flags that the script set.
 
     Raises:
         JobError: The optimization created an optimizer of another class.
     """
     made = live.optimizer
     if made is own:
-        return
+        return undo_nothing
     live.optimizer = own
     if type(made) is not type(own):
         raise JobError(f"A script keeps its {type(own).__name__} optimizer; it cannot be replaced by {type(made).__name__}.")
+    places: list[dict[str, Any]] = [*own.param_groups, own.defaults]
+    before = [{name: place.get(name) for name in FLAGS} for place in places]
     for mine, theirs in zip(own.param_groups, made.param_groups, strict=True):
         for name in FLAGS:
             if name in theirs:
@@ -100,3 +104,9 @@ def set_flags(live: LiveJob, own: Optimizer) -> None:
     for name in FLAGS:
         if name in made.defaults:
             own.defaults[name] = made.defaults[name]
+
+    def undo() -> None:
+        for place, flags in zip(places, before, strict=True):
+            place.update({name: value for name, value in flags.items() if name in place})
+
+    return undo

@@ -111,9 +111,8 @@ class ChangedBuffers:
 
     def put_back(self) -> None:
         """Restore the copied buffers."""
-        with torch.no_grad():
-            for buffer, copy in zip(self._changing, self._copies, strict=True):
-                buffer.copy_(copy)
+        for buffer, copy in zip(self._changing, self._copies, strict=True):
+            buffer.data.copy_(copy)  # `data`: hide the change from autograd, which may have saved the buffer
 
     def learn(self) -> None:
         """After an update, stop copying the buffers that it did not change."""

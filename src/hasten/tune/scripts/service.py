@@ -63,6 +63,7 @@ class Service:
         command = json.loads(line)
         seed_script(command["seed"] or 0)
         host = Host(Plan.from_dict(command["plan"], catalogue()))
+        host.fallback.on = False  # a technique that fails is a failed trial
         self._executor = Commands(host, self._progress)
         host.begin()
         self._waiting = self._executor.load()
