@@ -58,7 +58,8 @@ class Net(nn.Module):
         noise = random.random() + float(np.random.rand())  # noqa: NPY002 - as user code does
         for block in self.blocks:
             found = block(found)
-        return self.last(found).mean(1) + 1e-3 * noise
+        result: torch.Tensor = self.last(found).mean(1) + 1e-3 * noise
+        return result
 
 
 @dataclass
@@ -137,7 +138,8 @@ def raising_once(error: Exception | type[Exception], times: int = 1) -> Callable
         if left:
             raise left.pop()
 
-    return torch.compiler.disable(raises)
+    disabled: Callable[[], None] = torch.compiler.disable(raises)
+    return disabled
 
 
 def plain_from(run: Run) -> list[float]:
@@ -358,15 +360,18 @@ def test_a_fault_in_any_function_of_a_technique_does_not_reach_the_script(name: 
     expected = train().losses
     with ExitStack() as stack:
         faults = [stack.enter_context(Fault(*found)) for found in called_functions()]
-        with under(name):
+
+        def forget() -> None:
             for fault in faults:
                 fault.called = False
-            train(LATER, lambda *_: None)
-        early = [fault for fault in faults if fault.called]
-        for fault in faults:
-            fault.called = False
+
         with under(name):
-            train(LATER, lambda *_: [setattr(fault, "called", False) for fault in faults])
+            forget()
+            train()
+        early = [fault for fault in faults if fault.called]
+        forget()
+        with under(name):
+            train(LATER, lambda *_: forget())
         later = [fault for fault in faults if fault.called]
     assert early
     for fault in early:

@@ -19,8 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hasten.core.card import Trait
-from hasten.core.live import LiveJob
-from hasten.core.optimization import Optimization
+from hasten.core.live import LiveJob, Technique
 from hasten.core.seams import Seam, Undo
 from hasten.train.guards.oom import ChangedBuffers
 
@@ -151,9 +150,9 @@ class Fallback:
         self._stop([item for item, _ in entries], blamed, why)
         return result
 
-    def _take_off(self, seams: frozenset[Seam]) -> list[Any]:
+    def _take_off(self, seams: frozenset[Seam]) -> list[Technique]:
         """Undo the techniques of these seams, the last one first. Return them in the order in which they were applied."""
-        taken: list[Any] = []
+        taken: list[Technique] = []
         for entry in reversed(self._live.applied[:]):
             if entry[0].card.seam in seams:
                 self._live.applied.remove(entry)
@@ -162,14 +161,14 @@ class Fallback:
                 taken.insert(0, entry[0])
         return taken
 
-    def _put_on(self, taken: Sequence[Optimization]) -> None:
+    def _put_on(self, taken: Sequence[Technique]) -> None:
         for item in taken:
             try:
                 self._live.apply(item)
             except Exception as error:  # noqa: BLE001 - the script continues without it
                 self._stop([item], [item.card.name], _words(error))
 
-    def _stop(self, taken: Sequence[Optimization], blamed: Sequence[str], why: str) -> None:
+    def _stop(self, taken: Sequence[Technique], blamed: Sequence[str], why: str) -> None:
         """Report the techniques that were stopped: those to blame with the reason, the others as stopped with them."""
         names = [item.card.name for item in taken]
         guilty = [name for name in names if name in blamed] or names
@@ -186,9 +185,9 @@ class Fallback:
         if found := [item.card.name for item in items if type(item).__module__.removeprefix(_TECHNIQUES) in named]:
             return found
         if any(module.startswith(_COMPILER) for module in modules):
-            return [item.card.name for item in items if Trait.COMPILES in getattr(item.card, "traits", ())]
+            return [item.card.name for item in items if Trait.COMPILES in item.card.traits]
         if any(word in str(error).lower() for word in _SIXTEEN_BIT):
-            return [item.card.name for item in items if Trait.LOWER_PRECISION in getattr(item.card, "traits", ())]
+            return [item.card.name for item in items if Trait.LOWER_PRECISION in item.card.traits]
         return []
 
 
