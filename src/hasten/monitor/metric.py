@@ -48,6 +48,9 @@ LOSS = Metric(name="training.loss", unit="1", help="The last training loss that 
 GRADIENT_NORM = Metric(
     name="training.gradient_norm", unit="1", help="Norm of the gradients, if the training clips them by their norm."
 )
+LEARNING_RATE = Metric(
+    name="training.learning_rate", unit="1", help="Learning rate of the optimizer's first group of parameters."
+)
 STEP_TIME = Metric(name="training.step_time", unit="s", help="Seconds per step, including all work between steps.")
 SAMPLES = Metric(name="training.samples", unit="{sample}/s", help="Samples per second, over all ranks.")
 TOKENS = Metric(name="training.tokens", unit="{token}/s", help="Tokens per second, over all ranks.")
@@ -60,7 +63,7 @@ SKIPPED = Metric(name="training.skipped_steps", unit="{step}", help="Steps skipp
 TRAINING = Card(
     name="training",
     source="the training loop or the attached script",
-    metrics=(LOSS, GRADIENT_NORM, STEP_TIME, SAMPLES, TOKENS, FLOPS, FLOP_UTILIZATION, SKIPPED),
+    metrics=(LOSS, GRADIENT_NORM, LEARNING_RATE, STEP_TIME, SAMPLES, TOKENS, FLOPS, FLOP_UTILIZATION, SKIPPED),
 )
 """Metrics that the host of the training reports. Each host reports those that it knows."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.begin import make_monitor
-from hasten.monitor.metric import GRADIENT_NORM, LOSS, SAMPLES, SKIPPED
+from hasten.monitor.metric import GRADIENT_NORM, LEARNING_RATE, LOSS, SAMPLES, SKIPPED
 from hasten.monitor.monitor import Monitor, Pace, Progress
 from hasten.monitor.sampler import Host
 from hasten.monitor.sink import SinkRequest
@@ -45,7 +45,8 @@ class LoopProgress:
         loop = self._loop
         if isinstance(loop.clock, SampledClock):  # set by `follow_loop`
             self._add_updates(*loop.clock.so_far())
-        values: dict[str, Any] = {SKIPPED.name: loop.skipped}
+        rate = loop.live.optimizer.param_groups[0]["lr"]
+        values: dict[str, Any] = {SKIPPED.name: loop.skipped, LEARNING_RATE.name: rate}
         if loop.losses:
             values[LOSS.name] = loop.losses[-1]
         if loop.gradient_norm is not None:
