@@ -32,7 +32,14 @@ def pick_device() -> torch.device:
     return torch.device(accelerator.type, int(local_rank) % torch.accelerator.device_count())
 
 
-def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device: torch.device | None = None) -> LiveJob:
+def build(
+    job: Job,
+    plan: Plan | None = None,
+    *,
+    seed: int | None = None,
+    device: torch.device | None = None,
+    on_failure: Callable[[str, Exception], None] | None = None,
+) -> LiveJob:
     """Build the live job.
 
     Args:
@@ -40,6 +47,8 @@ def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device
         plan: The optimizations to apply; None or an empty plan changes nothing.
         seed: Overrides the job's seed.
         device: Overrides the default device.
+        on_failure: Called with the name of an optimization that could not be applied, and the error. By default, the error
+            is raised.
 
     Raises:
         JobError: A method of the job returned something that cannot be trained. Says what, and how to fix it.
@@ -61,7 +70,12 @@ def build(job: Job, plan: Plan | None = None, *, seed: int | None = None, device
             steps[seam](live)
         for optimization in plan.optimizations if plan else ():
             if optimization.card.seam is seam:
-                live.apply(optimization)
+                try:
+                    live.apply(optimization)
+                except Exception as error:
+                    if on_failure is None:
+                        raise
+                    on_failure(optimization.card.name, error)
         if seam is Seam.OPTIMIZER:
             live.rebuild_schedule()
     return live

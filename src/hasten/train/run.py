@@ -18,11 +18,11 @@ from hasten.core.job import Job
 from hasten.core.optimization import joined_environment, missing_environment, required_environment
 from hasten.core.plan import Plan
 from hasten.core.system import started_with
-from hasten.train.build import build
 from hasten.train.checkpoints.folder import CheckpointFolder
 from hasten.train.checkpoints.resume import resume_run, run_facts
 from hasten.train.checkpoints.saver import Pace, Saver
 from hasten.train.clock import SampledClock
+from hasten.train.fallback import GoesOn, build_without_failures, fallback
 from hasten.train.guards.guarded_loop import GuardedLoop
 from hasten.train.guards.incidents import INCIDENTS, Incidents
 from hasten.train.guards.non_finite import NonFinitePolicy
@@ -124,7 +124,24 @@ def train(
     options = options or RunOptions()
     if is_member():
         join_group()
-    live = build(job, plan)
+    while True:
+        try:
+            return _train(job, plan, out, max_updates=max_updates, on_report=on_report, options=options, origin=origin)
+        except GoesOn as without:
+            plan, options = without.plan, replace(options, resume=without.resumes)  # and the failed run is freed
+
+
+def _train(
+    job: Job,
+    plan: Plan,
+    out: Path,
+    *,
+    max_updates: int | None,
+    on_report: Callable[[Report], None],
+    options: RunOptions,
+    origin: Origin | None,
+) -> Result:
+    plan, live = build_without_failures(job, plan, options.say)
     planned = min(live.planned_updates or 0, max_updates or live.planned_updates or 0) or max_updates
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")
@@ -179,7 +196,8 @@ def train(
             seen=earlier,
             observer=observer,
         )
-        result = drive.run()
+        with fallback(plan, loop, saver, log, resumed=options.resume):
+            result = drive.run()
         if record is not None and result.stopped_by is not None and result.updates < planned:
             record.stopped_by(result.stopped_by.name)
     return replace(result, went_on_from=None if saved is None else saved.update)

@@ -7,20 +7,18 @@ the script computed the loss. If a technique caused the failure, the gradients o
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hasten.core.card import Trait
+from hasten.core.blame import blamed, error_words
 from hasten.core.live import LiveJob, Technique
 from hasten.core.seams import Seam, Undo
+from hasten.core.seeding import KeptGenerators
 from hasten.train.guards.oom import ChangedBuffers
 
 IN_CALLS = frozenset({Seam.MODEL, Seam.BATCH, Seam.FORWARD, Seam.BACKWARD})
@@ -29,9 +27,6 @@ LEARNS = 3
 """Number of calls after which it is known which buffers and generators a call of a module changes."""
 MOST_STATES = 16
 """Largest number of modules for which that is remembered."""
-_TECHNIQUES = "hasten.optimizations."
-_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")
-_SIXTEEN_BIT = ("bfloat16", "float16", "half", "dtype", "scalartype")
 
 Failed = Callable[[str, str], None]
 
@@ -80,7 +75,7 @@ class Fallback:
             where = _where(error)
             if where in self._users:
                 raise
-            why, blamed = _words(error), self._blamed(error)
+            why, guilty = error_words(error), self._blamed(error)
         else:
             if module.training and torch.is_grad_enabled():  # dropout of layers draws in training alone
                 state.learn()
@@ -93,7 +88,7 @@ class Fallback:
             self._users.add(where)  # the script's own: it is not tried again
             self._put_on(taken)
             raise
-        self._stop(taken, blamed, why)
+        self._stop(taken, guilty, why)
         return result
 
     def backward(self, original: Callable[[], Any]) -> Any:
@@ -104,15 +99,15 @@ class Fallback:
         try:
             return original()
         except Exception as error:
-            blamed = self._blamed(error)
-            if not blamed:
+            guilty = self._blamed(error)
+            if not guilty:
                 raise
-            why = _words(error)
+            why = error_words(error)
         for parameter, gradient, version in before:
             parameter.grad = gradient
             if gradient is not None and gradient._version != version:  # noqa: SLF001 - as above
                 gradient.detach().zero_()
-        self._stop(self._take_off(IN_CALLS), blamed, f"{why} (the gradients of this backward pass were dropped)")
+        self._stop(self._take_off(IN_CALLS), guilty, f"{why} (the gradients of this backward pass were dropped)")
         return None
 
     def step(self, original: Callable[[], Any], optimizer: Optimizer, restore_flags: Callable[[], Undo]) -> Any:
@@ -129,7 +124,7 @@ class Fallback:
         except Exception as error:
             if not self.on or not any(item.card.seam is Seam.OPTIMIZER for item, _ in self._live.applied):
                 raise
-            why, blamed, done = _words(error), self._blamed(error), _groups_done(error, optimizer)
+            why, guilty, done = error_words(error), self._blamed(error), _groups_done(error, optimizer)
         entries = [entry for entry in self._live.applied if entry[0].card.seam is Seam.OPTIMIZER]
         again = restore_flags()
         given = [group["params"] for group in optimizer.param_groups]
@@ -147,7 +142,7 @@ class Fallback:
                 group["params"] = parameters
         for entry in entries:
             self._live.applied.remove(entry)
-        self._stop([item for item, _ in entries], blamed, why)
+        self._stop([item for item, _ in entries], guilty, why)
         return result
 
     def _take_off(self, seams: frozenset[Seam]) -> list[Technique]:
@@ -166,29 +161,19 @@ class Fallback:
             try:
                 self._live.apply(item)
             except Exception as error:  # noqa: BLE001 - the script continues without it
-                self._stop([item], [item.card.name], _words(error))
+                self._stop([item], [item.card.name], error_words(error))
 
-    def _stop(self, taken: Sequence[Technique], blamed: Sequence[str], why: str) -> None:
+    def _stop(self, taken: Sequence[Technique], certain: Sequence[str], why: str) -> None:
         """Report the techniques that were stopped: those to blame with the reason, the others as stopped with them."""
         names = [item.card.name for item in taken]
-        guilty = [name for name in names if name in blamed] or names
+        guilty = [name for name in names if name in certain] or names
         for name in names:
             self.stopped.append(name)
             among = why if len(guilty) == 1 else f"one of {', '.join(guilty)} failed: {why}"
             self._failed(name, among if name in guilty else f"stopped together with {', '.join(guilty)}")
 
     def _blamed(self, error: BaseException) -> list[str]:
-        """Return the names of the techniques that certainly caused an error; empty if that is not known."""
-        modules = [str(frame.get("__name__", "")) for frame in _globals(error.__traceback__)]
-        items = [item for item, _ in self._live.applied]
-        named = {module.removeprefix(_TECHNIQUES) for module in modules if module.startswith(_TECHNIQUES)}
-        if found := [item.card.name for item in items if type(item).__module__.removeprefix(_TECHNIQUES) in named]:
-            return found
-        if any(module.startswith(_COMPILER) for module in modules):
-            return [item.card.name for item in items if Trait.COMPILES in item.card.traits]
-        if any(word in str(error).lower() for word in _SIXTEEN_BIT):
-            return [item.card.name for item in items if Trait.LOWER_PRECISION in item.card.traits]
-        return []
+        return blamed(error, [item for item, _ in self._live.applied])
 
 
 class _CallState:
@@ -200,21 +185,14 @@ class _CallState:
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device, self._calls = module, device, 0
+        self._module, self._calls = module, 0
         self._buffers = ChangedBuffers(module)
-        self._python: Any = None
-        self._numpy: Any = None
-        self._moves = [True, True]
+        self._generators = KeptGenerators(device)
 
     def keep(self) -> None:
         """Copy the state before a call."""
         self._buffers.keep()
-        self._torch = torch.get_rng_state()
-        self._on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        if self._moves[0]:
-            self._python = random.getstate()
-        if self._moves[1]:
-            self._numpy = np.random.get_state()  # noqa: NPY002 - user code draws from this legacy generator
+        self._generators.keep()
 
     def learn(self) -> None:
         """After one of the first calls, find out what it changed."""
@@ -223,29 +201,12 @@ class _CallState:
         self._calls += 1
         if self._calls == LEARNS:
             self._buffers.learn()
-            self._moves = [self._python != random.getstate(), _moved(self._numpy)]
+            self._generators.learn()
 
     def put_back(self) -> None:
         """Restore the state from before the call."""
         self._buffers.put_back()
-        torch.set_rng_state(self._torch)
-        if self._on_device is not None:
-            torch.cuda.set_rng_state(self._on_device, self._device)
-        if self._moves[0]:
-            random.setstate(self._python)
-        if self._moves[1]:
-            np.random.set_state(self._numpy)  # noqa: NPY002 - as above
-
-
-def _moved(before: Any) -> bool:
-    now: Any = np.random.get_state()  # noqa: NPY002 - as above
-    return bool(before[2] != now[2] or not np.array_equal(before[1], now[1]))
-
-
-def _globals(trace: TracebackType | None) -> Iterator[dict[str, Any]]:
-    while trace is not None:
-        yield trace.tb_frame.f_globals
-        trace = trace.tb_next
+        self._generators.put_back()
 
 
 def _groups_done(error: BaseException, optimizer: Optimizer) -> int:
@@ -266,8 +227,3 @@ def _where(error: BaseException) -> tuple[Any, ...]:
         trace = trace.tb_next
     place = (trace.tb_frame.f_code, trace.tb_lineno) if trace is not None else ()
     return (type(error), *place)
-
-
-def _words(error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message[:300]}".removesuffix(": ")

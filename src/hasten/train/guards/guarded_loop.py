@@ -8,6 +8,7 @@ the samples of its update.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hasten.core.errors import JobError, LossError, MachineError
 from hasten.core.live import LiveJob
+from hasten.core.seeding import KeptGenerators
 from hasten.core.sync import shard
 from hasten.train.guards.incidents import INCIDENTS, Incident, Incidents, shown_samples
 from hasten.train.guards.non_finite import NonFinitePolicy, SpikeWatch, all_finite
 from hasten.train.guards.oom import ChangedBuffers, PieceLimit, Window, free_memory, is_out_of_memory
-from hasten.train.loop import Loop, MicroBatch
+from hasten.train.loop import Loop, MicroBatch, Position
 from hasten.train.ranks import Ranks
 
 _LEARNS = 2
@@ -67,6 +69,8 @@ class GuardedLoop(Loop):
         self._stepping = False
         self._taken_by = Window(iter(()))
         self._left_out = self._done = 0
+        self._generators = KeptGenerators(live.device)
+        self._began: tuple[Position, int, int] | None = None
         self._unread: list[_Where] = []
 
     def read_losses(self) -> None:
@@ -97,14 +101,35 @@ class GuardedLoop(Loop):
     def _update(self, source: Iterator[MicroBatch | None]) -> None:
         window = Window(source)
         self._buffers.keep()
+        if self.live.applied:
+            self._generators.keep()
+        self._began = (replace(self.position), self._taken, len(self._pending))
         before = self.position.samples
         while words := self._tried(window):
             self._make_smaller(words)
             self.position.samples = before
             window.again()
+        self._began = None
         if self._done < _LEARNS:
             self._done += 1
             self._buffers.learn()
+            if self._done == _LEARNS and self.live.applied:
+                self._generators.learn()
+
+    def back_to_start_of_update(self) -> bool:
+        """Restore the state from the beginning of the update that failed.
+
+        Returns:
+            Whether that is possible: the failure came within an update, before its optimizer step.
+        """
+        if self._began is None or self._stepping:
+            return False
+        self.position, self._taken, pending = self._began
+        del self._pending[pending:]
+        self.live.optimizer.zero_grad(set_to_none=True)
+        self._buffers.put_back()
+        self._generators.put_back()
+        return True
 
     def _tried(self, window: Window) -> str:
         """Try the update. Return the error message if memory ran out, otherwise an empty string."""
