@@ -139,8 +139,8 @@ VERBS: dict[str, set[str]] = {
     "demo": {"example", "--budget", "--out", "--all"},
     "data synth": {"recipe", "folder", "--count", "--seed"},
     "recipes list": set(),
-    "recipes new": {"recipe", "name", "--images", "--labels"},
-    "recipes look": {"target", "weights", "pictures", "--out"},
+    "recipes new": {"recipe", "name", "--images", "--labels", "--rows", "--encoding"},
+    "recipes look": {"target", "weights", "pictures", "--out", "--min-score"},
     "recipes export": {"target", "weights", "file"},
 }
 

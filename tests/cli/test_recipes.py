@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ def test_a_trained_model_looks_at_pictures(name: str, tmp_path: Path, monkeypatc
     assert done.exit_code == 0, done.output
     assert "skipped: " in done.output
     assert "zz-broken.jpg" in done.output
+    every = invoke("recipes", "look", "Mine.py:Mine", "model.pt", "alone.png", "--out", "all", "--min-score", "0")
+    assert every.exit_code == 0, every.output
+    assert "Hidden:" not in every.output
     rows = [json.loads(line) for line in Path("seen/found.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 4
     for row in rows:
@@ -127,6 +131,77 @@ def test_what_cannot_begin_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(full.exception, DataError)
     assert "not empty" in str(full.exception)
     assert sorted(path.name for path in Path("pictures").iterdir()) == ["a.png"]
+
+
+def labelled(folder: Path, text: str, count: int = 12) -> list[str]:
+    """Write images with the same labels; return the options that name them."""
+    for part in ("img", "lab"):
+        (folder / part).mkdir(exist_ok=True)
+    for number in range(count):
+        Image.new("RGB", (320, 240), (number, 90, 30)).save(folder / f"img/p{number:02d}.png")
+        (folder / f"lab/p{number:02d}.txt").write_text(text, encoding="utf-8")
+    return ["--images", "img", "--labels", "lab"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text", "words"),
+    [
+        (
+            "detection",
+            "0 0.5 0.5 0.25\n",
+            "4 numbers in a row; here it has 5: class, x, y, width, height (and 11 more like this)",
+        ),
+        ("detection", "0 0.5 0.5 0.25 0.5 0.91\n", "give --rows box-score"),
+        ("detection", "", "there is nothing to train on"),
+        ("ocr", "text\n", "this starts with 0: 'text' (and 11 more like this)"),
+        ("ocr", "10,20,30,20,30,30,10,30,###\n", "No text is labelled in the 10 images to train on"),
+        ("ocr", "500,20,530,20,530,30,500,30,text\n", "it is outside the image"),
+    ],
+)
+def test_a_set_of_which_nothing_is_usable_is_refused(
+    recipe: str, text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = invoke("recipes", "new", recipe, "Mine", *labelled(tmp_path, text))
+    assert made.exit_code == 1
+    assert isinstance(made.exception, DataError)
+    assert words in str(made.exception)
+    assert not Path("Mine.py").exists()
+
+
+def test_a_part_without_labels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = labelled(tmp_path, "")
+    Path("lab/p00.txt").write_text("0 0.5 0.5 0.2 0.2")
+    made = invoke("recipes", "new", "detection", "Mine", *options)
+    assert "No object is labelled in the 2 images held out" in str(made.exception)
+
+
+def test_what_was_understood_and_left_out_is_told_and_options_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*labelled(tmp_path, "0 0.5 0.5 0.25 0.5 0.9\n0 0.5 0.5 0.25 0.5 0.8\n"), "--rows", "box-score"]
+    (tmp_path / "lab/p03.txt").write_text("0 nan 0.5 0.25 0.5 0.9\n")
+    made = invoke("recipes", "new", "detection", "Mine", *options, "--encoding", "latin-1")
+    assert made.exit_code == 0, made.output
+    assert "Labels are YOLO text: class, x, y, width, height, confidence" in made.output
+    assert "Skipped: 1 image and 1 label. 11 remarks." in made.output
+    assert "it repeats an earlier label, and counts once (and 10 more like this)" in made.output
+    job: Any = load_job("Mine.py:Mine")
+    assert (job.label_rows, job.label_encoding) == ("box-score", "latin-1")
+    assert [len(part.items) for part in job.labelled] == [9, 2]
+
+    shutil.rmtree("lab")
+    made = invoke("recipes", "new", "ocr", "Other", *labelled(tmp_path, "10,20,50,30,a\nnone\n"), "--rows", "box-size")
+    assert made.exit_code == 0, made.output
+    assert "12 of 12 images have problems, more than the 10% that training accepts" in made.output
+    assert "Wrote Other.py. Then: hasten tune" in made.output
+    other: Any = load_job("Other.py:Other")
+    with pytest.raises(DataError, match=r"more than the allowed 10%[\s\S]*max_bad_frac"):
+        other.items()
+    type(other).max_bad_frac = 1.0
+    assert other.items()[0][0].regions.polygon(0).tolist() == [[10, 20], [60, 20], [60, 50], [10, 50]]
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

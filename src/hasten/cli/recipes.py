@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from hasten.cli.command import Verbs
-from hasten.cli.say import progress_bar, say
+from hasten.cli.say import narrated, progress_bar, say
 from hasten.core.errors import DataError, HastenError
 from hasten.core.files import write_atomically
+from hasten.recipes.findings import many, printable
 from hasten.recipes.known import RECIPES, recipe_of
 
 recipes = Verbs(help="List the reference workloads, and start one on your own data.")
@@ -42,7 +43,7 @@ class {name}({job}):
 
     images = {images}
     labels = {labels}
-'''
+{more}'''
 
 
 @recipes.command("list")
@@ -58,8 +59,18 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the job. NAME.py is written to the current folder.")],
     images: Annotated[Path, typer.Option(help="Folder of images.")],
     labels: Annotated[Path, typer.Option(help="Folder or file of labels. The format is detected.")],
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="What a row of the label files holds, if that is not clear. detection: box, box-score, polygon, pose. "
+            "ocr: box, quad, quad-script, quad-score, quad-difficult, polygon."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of label files that are not UTF-8, such as latin-1 or cp1252.")
+    ] = None,
 ) -> None:
-    """Check images and labels, and write a job that trains on them."""
+    """Check images and labels, and write a job that trains on them. Exits with 1 if nothing usable is left."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise HastenError(f"{name!r} is not a class name: use letters, digits and underscores, and no digit first.")
     path = Path(f"{name}.py")
@@ -69,8 +80,14 @@ def new(
         if not given.exists():
             raise DataError(f"{given} does not exist.")
     chosen = RECIPES[recipe.value]
-    job = type(name, (getattr(chosen.load(), chosen.job),), {"images": str(images), "labels": str(labels)})
-    findings = job().look_through()
+    settings = {"label_rows": rows, "label_encoding": encoding}
+    with narrated() as step:
+        step(f"checking the images in {printable(images)} and the labels in {printable(labels)}")
+        base = getattr(chosen.load(), chosen.job)
+        job = type(name, (base,), {"images": str(images), "labels": str(labels), **settings})()
+        findings = job.look_through(lambda done, total: step(f"  {done} of {total} images"))
+    for sentence in findings.understood:
+        say(sentence)
     if not findings.items:
         say("No problems found in the images and labels.")
     else:
@@ -81,6 +98,7 @@ def new(
     written = _JOB.format(
         words=f"Train {chosen.name} on your own images.", module=chosen.module, job=chosen.job, name=name,
         images=_in_job(images), labels=_in_job(labels),
+        more="".join(f"    {key} = {json.dumps(value)}\n" for key, value in settings.items() if value is not None),
     )  # fmt: skip
     try:
         write_atomically(path, written)
@@ -88,7 +106,12 @@ def new(
         raise HastenError(
             f"{path} cannot be written ({error.strerror}): change to a folder that you can write to."
         ) from error
-    say(f"Wrote {path}. Next: hasten tune {path}:{name}")
+    if findings.too_many(job.max_bad_frac):
+        problems = f"{findings.num_affected()} of {findings.num_images} images have problems"
+        say(f"{problems}, more than the {job.max_bad_frac:.0%} that training accepts: fix them, or set max_bad_frac.")
+        say(f"Wrote {path}. Then: hasten tune {path}:{name}")
+    else:
+        say(f"Wrote {path}. Next: hasten tune {path}:{name}")
 
 
 @recipes.command()
@@ -99,6 +122,12 @@ def look(
     ],
     pictures: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     out: Annotated[Path, typer.Option(help="A new or empty folder.")] = Path("hasten-seen"),
+    min_score: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Smallest score of a result. Default: 0.25 for detection, the job's box_thresh for ocr."
+        ),
+    ] = None,
 ) -> None:
     """Apply a trained model to images. OUT gets each image with the results drawn in, and found.jsonl."""
     from hasten.core.target import load_job
@@ -113,7 +142,7 @@ def look(
     job: Any = load_job(target)
     predict = recipe_of(job).load("predict")
     model = predict.trained(job, weights)
-    rows, bad = [], []
+    rows, bad, num_hidden = [], [], 0
     try:
         out.mkdir(parents=True, exist_ok=True)
         with progress_bar("images", len(paths)) as advance:
@@ -123,9 +152,10 @@ def look(
                 except DataError as error:
                     bad.append(str(error))
                 else:
-                    found, drawn = predict.look(model, picture, job)
+                    found, drawn, hidden = predict.look(model, picture, job, min_score)
+                    num_hidden += hidden
                     write_picture(out / f"{path.stem}.jpg", drawn)
-                    rows.append(json.dumps({"picture": str(path), "found": found}, ensure_ascii=False))
+                    rows.append(json.dumps({"picture": printable(path), "found": found}, ensure_ascii=False))
                 advance(1)
         write_atomically(out / "found.jsonl", "".join(f"{row}\n" for row in rows))
     except OSError as error:
@@ -135,6 +165,9 @@ def look(
     if not rows:
         raise DataError("none of the images could be read.")
     say(f"Wrote {len(rows)} images to {out}, and the results to {out / 'found.jsonl'}.")
+    if num_hidden:
+        least = predict.default_min_score(job) if min_score is None else min_score
+        say(f"Hidden: {many(num_hidden, 'result')} with a score below {least:g}. Give a lower --min-score to see more.")
 
 
 @recipes.command()

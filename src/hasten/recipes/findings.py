@@ -7,6 +7,9 @@ then gets a short summary, a file with all findings, or an error if too much is 
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,7 +21,9 @@ Lost: TypeAlias = Literal["picture", "label", "nothing"]
 """What a problem costs: a whole image with its labels, one label, or nothing if it is only worth reporting."""
 
 _SHOWN = 5
-"""Number of findings that `Findings.words` lists."""
+"""Number of reasons that `Findings.words` lists."""
+_DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
+"""Quoted words and numbers: reasons that differ only in these are of one kind."""
 
 
 class BadFileError(DataError):
@@ -56,12 +61,24 @@ class Finding:
     def __str__(self) -> str:
         return f"{_place(self.path, self.line)}: {self.reason}"
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What the problem costs, and its reason without names and numbers."""
+        return self.lost, _DETAIL.sub("#", self.reason.replace(self.about.name, "#"))
+
 
 class Findings:
-    """A list of problems and its summary."""
+    """A list of problems and its summary.
+
+    Attributes:
+        understood: How the files were read, and how much of them can be used: one sentence each.
+        num_images: Number of images that were checked, including the bad ones.
+    """
 
     def __init__(self) -> None:
         self._items: list[Finding] = []
+        self.understood: list[str] = []
+        self.num_images = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -90,6 +107,8 @@ class Findings:
     def take(self, others: Findings) -> None:
         """Append all findings of another list."""
         self._items.extend(others.items)
+        self.understood.extend(others.understood)
+        self.num_images += others.num_images
 
     def counts(self) -> dict[str, int]:
         """Return the number of skipped images and of skipped labels."""
@@ -97,14 +116,20 @@ class Findings:
         return {"picture": len(images), "label": sum(item.lost == "label" for item in self._items)}
 
     def words(self) -> str:
-        """Summarize what was skipped and list the first findings, in a few lines; empty if there are no findings."""
+        """Summarize what was skipped, with the commonest reasons, in a few lines; empty if there are no findings."""
         if not self._items:
             return ""
-        counts = self.counts()
-        lines = [f"Skipped: {_many(counts['picture'], 'image')} and {_many(counts['label'], 'label')}."]
-        lines += [f"  {item}" for item in self._items[:_SHOWN]]
-        if len(self._items) > _SHOWN:
-            lines.append(f"  ... and {len(self._items) - _SHOWN} more")
+        counts, kinds = self.counts(), Counter(item.kind for item in self._items)
+        first: dict[tuple[str, str], Finding] = {}
+        for item in self._items:
+            first.setdefault(item.kind, item)
+        remarks = sum(item.lost == "nothing" for item in self._items)
+        skipped = f"Skipped: {many(counts['picture'], 'image')} and {many(counts['label'], 'label')}."
+        lines = [f"{skipped} {many(remarks, 'remark')}." if remarks else skipped]
+        for kind, count in kinds.most_common(_SHOWN):
+            lines.append(f"  {first[kind]}" + (f" (and {count - 1} more like this)" if count > 1 else ""))
+        if len(kinds) > _SHOWN:
+            lines.append(f"  ... and {many(len(kinds) - _SHOWN, 'other reason')}")
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
@@ -115,42 +140,54 @@ class Findings:
         """
         rows = [
             {
-                "path": str(item.path),
+                "path": printable(item.path),
                 "line": item.line,
                 "reason": item.reason,
                 "lost": item.lost,
-                "about": str(item.about),
+                "about": printable(item.about),
             }
             for item in self._items
         ]
         write_atomically(Path(path), "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
 
-    def check(self, num_images: int, max_bad_frac: float = 0.1) -> None:
+    def num_affected(self) -> int:
+        """Return the number of images that are skipped or have lost a label."""
+        return len({item.about for item in self._items if item.lost != "nothing"})
+
+    def too_many(self, max_bad_frac: float) -> bool:
+        """Return whether more images are affected than a fraction of all; any fraction above 0 allows at least one."""
+        return self.num_affected() > max(max_bad_frac * self.num_images, 1 if max_bad_frac else 0)
+
+    def check(self, max_bad_frac: float = 0.1) -> None:
         """Raise an error if too much of the data is bad.
 
         Args:
-            num_images: Number of images, including the bad ones.
             max_bad_frac: Largest fraction of images that may be skipped or have lost a label, from 0 to 1. Any value above 0
                 allows at least one.
 
         Raises:
             DataError: Too many images are bad, or none is left. The message lists the first findings.
         """
-        affected = {item.about for item in self._items if item.lost != "nothing"}
-        lost = self.counts()["picture"]
-        if num_images - lost < 1:
-            raise DataError(f"None of the {num_images} images can be used.\n{self.words()}".rstrip())
-        if len(affected) > max(max_bad_frac * num_images, 1 if max_bad_frac else 0):
+        if self.num_images - self.counts()["picture"] < 1:
+            raise DataError(f"None of the {self.num_images} images can be used.\n{self.words()}".rstrip())
+        if self.too_many(max_bad_frac):
             raise DataError(
-                f"{len(affected)} of {num_images} images have problems, more than the allowed {max_bad_frac:.0%}: "
-                f"the cause is probably general, such as a wrong format, folder or class order.\n{self.words()}\n"
-                f"Fix the files, or allow a larger fraction."
+                f"{self.num_affected()} of {self.num_images} images have problems, more than the allowed "
+                f"{max_bad_frac:.0%}: the cause is probably general, such as a wrong format, folder or class order.\n"
+                f"{self.words()}\nFix the files, or set max_bad_frac of the job to allow a larger fraction."
             )
 
 
+def printable(path: Path) -> str:
+    """Return a path as text that can be printed and encoded: bytes of its name that are not UTF-8 become escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def _place(path: Path, line: int | None) -> str:
-    return str(path) if line is None else f"{path}, line {line}"
+    return printable(path) if line is None else f"{printable(path)}, line {line}"
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is one."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"

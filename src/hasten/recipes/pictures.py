@@ -175,8 +175,12 @@ def letterbox(image: Picture, size: int) -> tuple[Picture, float, tuple[int, int
     return square, size / max(image.shape[:2]), place
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, encoding: str | None = None) -> str:
     """Read a text file: UTF-8 with or without a byte order mark, or UTF-16 and UTF-32 with one.
+
+    Args:
+        path: The file.
+        encoding: Encoding of a file without a byte order mark; None is UTF-8.
 
     Raises:
         DataError: The file is missing or in another encoding. The message names the file and the line.
@@ -186,18 +190,26 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
-    encoding = next((name for mark, name in _BOMS if data.startswith(mark)), "utf-8")
+    used = next((name for mark, name in _BOMS if data.startswith(mark)), encoding or "utf-8")
     try:
-        text = data.decode(encoding)
+        text = data.decode(used)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
+        remedy = "" if encoding else ", or give its --encoding, such as latin-1"
         raise BadFileError(
-            path, f"byte {data[error.start]:#04x} is not {encoding.upper()}: save the file as UTF-8", line=line
+            path, f"byte {data[error.start]:#04x} is not {used.upper()}: save the file as UTF-8{remedy}", line=line
         ) from error
+    except LookupError as error:
+        raise BadFileError(path, f"Python knows no encoding {used!r}: use a name such as latin-1 or cp1252") from error
     if (position := text.find("\0")) >= 0:
         reason = "it contains a zero byte, as UTF-16 without a byte order mark does: save the file as UTF-8"
         raise BadFileError(path, reason, line=text.count("\n", 0, position) + 1)
     return text.removeprefix("\ufeff")
+
+
+def decimals(values: npt.NDArray[np.float32]) -> Any:
+    """Return coordinates as lists of numbers with one decimal: a float32 becomes 80.1, not 80.0999984741211."""
+    return np.round(values.astype(np.float64), 1).tolist()
 
 
 @lru_cache(maxsize=1)

@@ -115,7 +115,8 @@ def test_boxes_are_cut_at_the_edges(folder: Folder) -> None:
     folder.label("a.txt", "0 0.0 0.5 0.5 2.0\n")
     (item,) = folder.read().items
     assert item.boxes.tolist() == [[0, 0, 20, HEIGHT]]
-    assert folder.told == []
+    assert folder.told == [("a.txt", 1, "nothing")]
+    assert "reaches beyond the image, and is cut" in folder.findings.words()
 
 
 @pytest.mark.parametrize(
@@ -129,14 +130,15 @@ def test_boxes_are_cut_at_the_edges(folder: Folder) -> None:
         ("0 nan 0.5 0.2 0.2", "not a valid coordinate"),
         ("0 inf 0.5 0.2 0.2", "not a valid coordinate"),
         ("0 0.5 0.5 wide 0.2", "not a valid coordinate"),
-        ("0 0.5 0.5 0.2", "4 numbers in a line"),
-        ("0 0.5 0.5 0.2 0.2 0.9", "6 numbers in a line"),
+        ("0 0.5 0.5 0.2", "4 numbers in a row"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "6 numbers in a row"),
         ("2 0.5 0.5 0.2 0.2", "class 2 is unknown: there are 2 classes"),
         ("-1 0.5 0.5 0.2 0.2", "not a class"),
         ("0.5 0.5 0.5 0.2 0.2", "not a class"),
         ("1e400 0.5 0.5 0.2 0.2", "not a class"),
         ("cat 0.5 0.5 0.2 0.2", "'cat' is not a class"),
-        ("1 0.3 0.3 0.4 0.4", "repeats an earlier label"),
+        ("0,0.5,0.5,0.2,0.2", "spaces separate the numbers"),
+        ("0 0.5 0.5 0.2_0 0.2", "not a valid coordinate"),
     ],
 )
 def test_a_wrong_line_of_text_is_reported_and_the_others_are_kept(folder: Folder, line: str, words: str) -> None:
@@ -166,7 +168,8 @@ def test_images_without_objects(folder: Folder) -> None:
     assert [len(item.boxes) for item in labelled.items] == [1, 0, 0]
     assert labelled.items[1].boxes.shape == (0, 4)
     assert labelled.classes == ("0", "1", "2", "3")
-    assert folder.told == []
+    assert folder.told == [("labels", None, "nothing")]
+    assert "an image has no label file, such as c.jpg" in folder.findings.words()
 
 
 def test_no_object_at_all_is_refused(folder: Folder) -> None:
@@ -341,7 +344,8 @@ def test_crowds_are_not_learned_from(folder: Folder) -> None:
     folder.image()
     coco(folder, annotations=[annotation(id=1), annotation(iscrowd=1, bbox=[0, 0, 9, 9])])
     assert len(folder.read().items[0].boxes) == 1
-    assert folder.told == []
+    assert folder.told == [("labels.json", None, "nothing")]
+    assert "1 crowd region not used" in folder.findings.words()
 
 
 @pytest.mark.parametrize(
@@ -452,7 +456,9 @@ def test_names_in_yaml_stay_text(tmp_path: Path) -> None:
         ("classes.txt", "cat\n\ndog\n", "line 2: a class has no name"),
         ("classes.txt", "cat\ndog\ncat\n", "line 3: the class 'cat' is listed twice"),
         ("classes.txt", "", "lists no classes"),
-        ("data.yaml", "nc: 2\n", "no `names`"),
+        ("data.yaml", "train: x\n", "no `names`"),
+        ("data.yaml", "nc: 3\nnames: [cat, dog]\n", "line 1: its `nc` is 3, but it has 2 `names`"),
+        ("data.yaml", "names: [cat]\nnames: [dog]\n", "line 2: the key `names` is there twice"),
         ("data.yaml", "names: cat\n", "line 1: its `names` are not a list"),
         ("data.yaml", "names: [cat, dog\n", "line 2: it is not valid YAML"),
         ("data.yaml", "names:\n  0: cat\n  2: dog\n", "count from 0"),

@@ -39,8 +39,13 @@ def test_boxes_come_back_in_the_images_own_pixels_the_surest_first(tmp_path: Pat
     assert len(find_objects(model, wide, job, min_score=0.15)) == 4  # the second box is of both classes
     assert find_objects(model, wide, job, min_score=0.95).shape == (0, 6)
 
-    told, drawn = look(model, wide, job)
+    told, drawn, num_hidden = look(model, wide, job)
     assert told[0] == {"class": CLASSES[1], "score": 0.9, "box": [80.0, 0.0, 120.0, 100.0]}
+    assert (len(told), num_hidden) == (2, 4)
+    told, _, num_hidden = look(model, wide, job, 0.0)
+    assert (len(told), num_hidden) == (6, 0)
+    told, _, num_hidden = look(model, wide, job, 0.15)
+    assert (len(told), num_hidden) == (4, 2)
     assert drawn.shape == wide.shape
     assert drawn[60, 80].any()
     assert drawn[60, 120].any()

@@ -12,10 +12,13 @@ from PIL import Image
 
 from hasten.core.errors import DataError
 from hasten.recipes.findings import BadFileError, Findings
-from hasten.recipes.ocr.coco_text import read_coco_text
-from hasten.recipes.ocr.regions import Rows, parse_rows, read_regions
+from hasten.recipes.ocr.regions import parse_rows, read_regions
+from hasten.recipes.ocr.rows import RowFormat
 
 QUAD = "10,10,50,10,50,30,10,30"
+LOWER = "10,40,50,40,50,55,10,55"
+LEFT = "1,10,9,10,9,30,1,30"
+MIXED = RowFormat("quad", ",", has_polygons=True)
 
 
 def save_image(folder: Path, name: str = "a.png", mode: str = "RGB") -> Path:
@@ -35,7 +38,7 @@ def read(folder: Path, text: str | bytes) -> tuple[tuple[Any, ...], Findings]:
 
 
 def test_a_quad_its_transcript_and_what_is_illegible(tmp_path: Path) -> None:
-    (item,), findings = read(tmp_path, f"{QUAD},Genaxis, Theatre\n{QUAD},###\n\n{QUAD}\n")
+    (item,), findings = read(tmp_path, f"{QUAD},Genaxis, Theatre\n{LOWER},###\n\n{LEFT}\n")
     assert not len(findings)
     assert item.size == (60, 80)
     assert item.regions.ignored.tolist() == [False, True, False]
@@ -45,18 +48,18 @@ def test_a_quad_its_transcript_and_what_is_illegible(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "rows", "corners"),
     [
-        (f"{QUAD},55,57 & 59, ROAD", "quads", 4),
-        (f"{QUAD},12", "mixed", 4),
-        (f"{QUAD},1,000", "mixed", 4),
-        (f"{QUAD},5000,6000,7000,8000", "mixed", 4),
-        (f"{QUAD},9,31,9,11,text", "mixed", 6),
-        ("1,1,9,1,9,9,text", "polygons", 3),
-        ("1,1,9,1,9,9,7", "polygons", 3),
-        (f"{QUAD},5,20,text", "polygons", 5),
-        ("1.5,1,9e0,1,9,9", "polygons", 3),
+        (f"{QUAD},55,57 & 59, ROAD", RowFormat("quad", ","), 4),
+        (f"{QUAD},12", MIXED, 4),
+        (f"{QUAD},1,000", MIXED, 4),
+        (f"{QUAD},5000,6000,7000,8000", MIXED, 4),
+        (f"{QUAD},9,31,9,11,text", MIXED, 6),
+        ("1,1,9,1,9,9,text", RowFormat("polygon", ","), 3),
+        ("1,1,9,1,9,9,7", RowFormat("polygon", ","), 3),
+        (f"{QUAD},5,20,text", RowFormat("polygon", ","), 5),
+        ("1.5,1,9e0,1,9,9", RowFormat("polygon", ","), 3),
     ],
 )
-def test_a_transcript_may_hold_numbers_and_commas(row: str, rows: Rows, corners: int) -> None:
+def test_a_transcript_may_hold_numbers_and_commas(row: str, rows: RowFormat, corners: int) -> None:
     findings = Findings()
     (found,) = parse_rows(row, Path("a.txt"), findings, rows=rows)
     assert found.corners.shape == (corners, 2)
@@ -64,8 +67,8 @@ def test_a_transcript_may_hold_numbers_and_commas(row: str, rows: Rows, corners:
 
 
 def test_polygons_of_many_corners_are_reported_from_quads(tmp_path: Path) -> None:
-    many = "10,10,20,8,30,8,40,10,40,20,30,18,20,18,10,20,text\n"
-    (item,), _ = read(tmp_path, 3 * many)
+    many = "1{0},10,20,8,30,8,40,10,40,20,30,18,20,18,10,20,text\n"
+    (item,), _ = read(tmp_path, many.format(0) + many.format(1) + many.format(2))
     assert np.diff(item.regions.offsets).tolist() == [8, 8, 8]
 
 
@@ -73,7 +76,7 @@ def test_polygons_of_many_corners_are_reported_from_quads(tmp_path: Path) -> Non
     "row", ["text", "1,2,3,4,text", "1,2,3,4,5,6,7,x,text", f"nan{QUAD[2:]},text", f"1e300{QUAD[2:]},text"]
 )
 def test_a_row_that_is_none_is_reported_with_its_line(tmp_path: Path, row: str) -> None:
-    (item,), findings = read(tmp_path, f"{QUAD},good\n{row}\n{QUAD},good\n{QUAD},good\n")
+    (item,), findings = read(tmp_path, f"{QUAD},good\n{row}\n{LOWER},good\n{LEFT},good\n")
     assert len(item.regions) == 3
     (finding,) = findings.items
     assert finding.path.name == "a.txt"
@@ -102,7 +105,7 @@ def test_a_polygon_that_crosses_itself_is_repaired(tmp_path: Path) -> None:
     (item,), findings = read(tmp_path, "10,10,50,30,50,10,10,30,bow tie\n")
     assert len(item.regions) == 2
     assert np.diff(item.regions.offsets).tolist() == [3, 3]
-    assert not len(findings)
+    assert [(finding.line, finding.lost) for finding in findings.items] == [(1, "nothing")]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -135,7 +138,7 @@ def test_a_file_of_which_nothing_can_be_read_costs_the_image(tmp_path: Path) -> 
 
 def test_csv_files_have_quads(tmp_path: Path) -> None:
     save_image(tmp_path, "000.jpg")
-    (tmp_path / "000.csv").write_text(f"{QUAD},NO.53 55,57 & 59\n{QUAD},12,13,14,15,16\n")
+    (tmp_path / "000.csv").write_text(f"{QUAD},NO.53 55,57 & 59\n{LOWER},12,13,14,15,16\n")
     findings = Findings()
     (item,) = read_regions(tmp_path, tmp_path, findings)
     assert np.diff(item.regions.offsets).tolist() == [4, 4]
@@ -215,7 +218,7 @@ COCO_TEXT = {
     "anns": {
         "1": {"image_id": 7, "mask": [10, 10, 50, 10, 50, 30, 10, 30], "legibility": "legible"},
         "2": {"image_id": 7, "polygon": [10, 10, 50, 10, 50, 30], "legibility": "illegible"},
-        "3": {"image_id": 7, "bbox": [10, 10, 40, 20]},
+        "3": {"image_id": 7, "bbox": [10, 40, 40, 15]},
         "4": {"image_id": 9, "bbox": [10, 10, 40, 20]},
         "5": {"image_id": 7, "bbox": [10, 10, 40]},
         "6": {"image_id": 7, "bbox": [10, 10, float("nan"), 20]},
@@ -233,7 +236,7 @@ def test_coco_text_is_read(tmp_path: Path) -> None:
     (item,) = read_regions(tmp_path / "images", labels, findings)
     assert np.diff(item.regions.offsets).tolist() == [4, 3, 4]
     assert item.regions.ignored.tolist() == [False, True, False]
-    np.testing.assert_array_equal(item.regions.polygon(2), [(10, 10), (50, 10), (50, 30), (10, 30)])
+    np.testing.assert_array_equal(item.regions.polygon(2), [(10, 40), (50, 40), (50, 55), (10, 55)])
     reasons = [finding.reason for finding in findings.items]
     assert [reason.split(":")[0] for reason in reasons[:5]] == [
         "image 8 has no file_name", "annotation 4", "annotation 5", "annotation 6", "annotation 7",
@@ -251,10 +254,9 @@ def test_coco_files_with_lists_are_read_too(tmp_path: Path) -> None:
             }
         )
     )
-    found = read_coco_text(labels, Findings())
-    ((corners, ignored),) = found["a.png"]
-    assert corners.shape == (3, 2)
-    assert ignored
+    (item,) = read_regions(save_image(tmp_path / "images").parent, labels, Findings())
+    assert np.diff(item.regions.offsets).tolist() == [3]
+    assert item.regions.ignored.tolist() == [True]
 
 
 @pytest.mark.parametrize(
@@ -269,4 +271,4 @@ def test_a_json_file_that_is_none_is_refused(tmp_path: Path, text: str, words: s
     labels = tmp_path / "coco.json"
     labels.write_text(text)
     with pytest.raises(BadFileError, match=words):
-        read_coco_text(labels, Findings())
+        read_regions(save_image(tmp_path / "images").parent, labels, Findings())

@@ -15,9 +15,9 @@ Without folders of your own, the job trains on generated images of banknotes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -41,7 +41,7 @@ from hasten.recipes.detection.losses import Parts, detection_loss
 from hasten.recipes.detection.model import PARTS, STRIDES, Detector, Output, shape_named
 from hasten.recipes.detection.synth import drawn_pictures
 from hasten.recipes.detection.weights import load_weights
-from hasten.recipes.findings import Findings
+from hasten.recipes.findings import Findings, many
 from hasten.recipes.schedule import warmup_cosine
 
 Found = Mapping[str, Mean | Gathered]
@@ -60,6 +60,8 @@ class DetectionJob(Job):
         valid_labels: Labels of the validation images, in the same form as `labels`.
         valid_frac: Fraction of the images to hold out if `valid_images` is None, from 0 to 1.
         max_bad_frac: Largest allowed fraction of images with problems.
+        label_rows: Kind of the rows of YOLO text: box, box-score, polygon or pose. None decides by all rows.
+        label_encoding: Encoding of label files that are not UTF-8.
         num_drawn: Number of images to generate if no folder is set.
         size: Side in pixels of the square that images are fitted into; a multiple of 32.
         model_size: nano, small, medium or large.
@@ -91,6 +93,8 @@ class DetectionJob(Job):
     valid_labels: ClassVar[str | None] = None
     valid_frac: ClassVar[float] = 0.2
     max_bad_frac: ClassVar[float] = 0.1
+    label_rows: ClassVar[str | None] = None
+    label_encoding: ClassVar[str | None] = None
     num_drawn: ClassVar[int] = 256
     size: ClassVar[int] = 320
     model_size: ClassVar[str] = "nano"
@@ -129,27 +133,52 @@ class DetectionJob(Job):
             _log.warning("%s", findings.words())
         return parts
 
-    def look_through(self) -> Findings:
-        """Check the headers of all images and all labels, and return the problems found.
+    def look_through(self, told: Callable[[int, int], None] | None = None) -> Findings:
+        """Check the headers of all images and all labels, and return the problems found and what was understood.
+
+        Args:
+            told: Called with the number of images checked so far, and the number of all.
 
         Raises:
-            DataError: No image can be used.
+            DataError: No image can be used, or no object is labelled in the images to train on or to validate with.
         """
         findings = Findings()
-        self._read(findings, 1.0)
+        parts = self._read(findings, 1.0, told)
+        for part, purpose in zip(parts, ("to train on", "held out"), strict=True):
+            num_objects = sum(len(item.boxes) for item in part.items)
+            if not num_objects:
+                raise DataError(
+                    f"No object is labelled in the {len(part.items)} images {purpose}.\n{findings.words()}".rstrip()
+                )
+            with_objects = f"with {many(num_objects, 'object')}"
+            findings.understood.append(f"{many(len(part.items), 'image')} {purpose}, {with_objects}.")
+        used = {int(number) for part in parts for item in part.items for number in item.classes}
+        unused = [name for number, name in enumerate(parts[0].classes) if number not in used]
+        without = f"; none of {', '.join(unused[:8])}{', ...' if len(unused) > 8 else ''}" if unused else ""
+        findings.understood.append(f"{many(len(parts[0].classes), 'class')}{without}.")
         return findings
 
-    def _read(self, findings: Findings, max_bad_frac: float) -> tuple[Labelled, Labelled]:
+    def _read(
+        self, findings: Findings, max_bad_frac: float, told: Callable[[int, int], None] | None = None
+    ) -> tuple[Labelled, Labelled]:
         if self.images is None:
             drawn = drawn_pictures(self.num_drawn)
             images, labels = drawn / "images", drawn / "labels"
         else:
             images, labels = Path(self.images), Path(self.labels or self.images)
-        labelled = read_labels(images, labels, findings, max_bad_frac=max_bad_frac)
+        read = partial(
+            read_labels,
+            findings=findings,
+            max_bad_frac=max_bad_frac,
+            rows=self.label_rows,
+            encoding=self.label_encoding,
+            told=told,
+        )
+        labelled = read(images, labels)
         if self.valid_images is None:
             return held_back(labelled, self.valid_frac)
         images, labels = Path(self.valid_images), Path(self.valid_labels or self.valid_images)
-        return labelled, read_labels(images, labels, findings, classes=labelled.classes, max_bad_frac=max_bad_frac)
+        return labelled, read(images, labels, classes=labelled.classes)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from hasten.recipes.detection.decode import candidates, suppress
 from hasten.recipes.detection.job import DetectionJob
 from hasten.recipes.detection.model import Detector, Output, shape_named
 from hasten.recipes.detection.weights import load_weights
-from hasten.recipes.pictures import Picture, letterbox, opencv
+from hasten.recipes.pictures import Picture, decimals, letterbox, opencv
 
 MIN_SCORE = 0.25
-"""Boxes with lower scores are not shown."""
+"""Boxes with lower scores are not shown unless asked for."""
 _GOLDEN = 0.618034
 """Golden ratio: hue steps of this size keep the colours of any number of classes distinct."""
 
@@ -74,14 +74,29 @@ def find_objects(
     return found
 
 
-def look(model: nn.Module, image: Picture, job: DetectionJob) -> tuple[list[dict[str, Any]], Picture]:
-    """Return the detections as plain data, highest score first, and a copy of the image with the detections drawn."""
-    objects = find_objects(model, image, job)
+def look(
+    model: nn.Module, image: Picture, job: DetectionJob, min_score: float | None = None
+) -> tuple[list[dict[str, Any]], Picture, int]:
+    """Return the detections as plain data, a copy of the image with them drawn, and how many more have lower scores.
+
+    Args:
+        model: The result of `trained`.
+        image: `uint8 [height, width, 3]`, RGB.
+        job: Defines the size to work at.
+        min_score: Smallest score of a detection, from 0 to 1; None is `MIN_SCORE`.
+    """
+    least = default_min_score(job) if min_score is None else min_score
+    every = find_objects(model, image, job, min(least, job.suppression.min_score))
+    objects = every[every[:, 4] >= np.float32(least)]
     found = [
-        {"class": job.classes[int(row[5])], "score": round(float(row[4]), 4), "box": np.round(row[:4], 1).tolist()}
-        for row in objects
+        {"class": job.classes[int(row[5])], "score": round(float(row[4]), 4), "box": decimals(row[:4])} for row in objects
     ]
-    return found, shown(image, objects, job.classes)
+    return found, shown(image, objects, job.classes), len(every) - len(objects)
+
+
+def default_min_score(_job: DetectionJob) -> float:
+    """Return the smallest score that `look` shows unless asked otherwise."""
+    return MIN_SCORE
 
 
 def shown(image: Picture, objects: npt.NDArray[np.float32], classes: Sequence[str]) -> Picture:

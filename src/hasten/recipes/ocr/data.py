@@ -106,22 +106,26 @@ class HeldOutData(Dataset[HeldOutSample]):
         return (*sample, (*masks, 1e3 * (time.perf_counter() - start)))
 
 
-def read_items(images: Path, labels: Path, max_bad_frac: float = 0.1) -> tuple[Item, ...]:
+def read_items(
+    images: Path, labels: Path, max_bad_frac: float = 0.1, *, rows: str | None = None, encoding: str | None = None
+) -> tuple[Item, ...]:
     """Return the usable images of a folder, and log a short summary of problems.
 
     Args:
         images: Folder of the images.
-        labels: Folder of the labels, or a COCO-Text file.
+        labels: Folder of the labels, or a JSON file.
         max_bad_frac: Largest fraction of images that may have problems, 0 to 1.
+        rows: Kind of the rows; None decides by all rows.
+        encoding: Encoding of label files that are not UTF-8.
 
     Raises:
         DataError: The folders cannot be used, or too many images have problems.
     """
     findings = Findings()
-    items = read_regions(images, labels, findings)
+    items = read_regions(images, labels, findings, rows=rows, encoding=encoding)
     if len(findings):
         _LOG.warning("%s", findings.words())
-    findings.check(len(items) + findings.counts()["picture"], max_bad_frac)
+    findings.check(max_bad_frac)
     if not any(len(item.regions) for item in items):
         raise DataError(f"No image in {images} has labelled text: there is nothing to train on. Check {labels}.")
     return items

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,9 +29,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from hasten.core.errors import JobError
+from hasten.core.errors import DataError, JobError
 from hasten.core.job import Job, Mean, Quality
-from hasten.recipes.findings import Findings
+from hasten.recipes.findings import Findings, many
 from hasten.recipes.ocr.augment import Augment, AugmentSettings
 from hasten.recipes.ocr.batch import MEAN, STD, OcrBatch, polygons_in, truth_of
 from hasten.recipes.ocr.data import HeldOutData, OcrData, Sample, polygons_of, prepared, read_items, split
@@ -60,6 +60,8 @@ class OcrJob(Job):
         valid_labels: Labels of the validation images; None uses `valid_images`.
         valid_frac: Fraction to hold out if `valid_images` is None.
         max_bad_frac: Largest fraction of images that may have problems.
+        label_rows: Kind of the rows of ICDAR text, one of `hasten.recipes.ocr.rows.KINDS`. None decides by all rows.
+        label_encoding: Encoding of label files that are not UTF-8.
         size: Side, or height and width, in pixels that images are fitted into; multiples of 32. None is 640, and 320 for
             generated images.
         crop: Side, or height and width, of the crops to train on; None trains on whole images.
@@ -83,6 +85,8 @@ class OcrJob(Job):
     valid_labels: ClassVar[str | None] = None
     valid_frac: ClassVar[float] = 0.2
     max_bad_frac: ClassVar[float] = 0.1
+    label_rows: ClassVar[str | None] = None
+    label_encoding: ClassVar[str | None] = None
     size: ClassVar[int | tuple[int, int] | None] = None
     crop: ClassVar[int | tuple[int, int] | None] = None
     backbone: ClassVar[Backbone] = "resnet"
@@ -197,17 +201,39 @@ class OcrJob(Job):
         pending: Future[dict[str, Mean]] = _pool(os.getpid()).submit(self.measured, probability, batch)
         return pending
 
-    def look_through(self) -> Findings:
-        """Check the images and labels, and return the problems found; empty if they are generated.
+    def look_through(self, told: Callable[[int, int], None] | None = None) -> Findings:
+        """Check the images and labels, and return the problems found and what was understood; empty if they are generated.
+
+        Args:
+            told: Called with the number of images checked so far, and the number of all.
 
         Raises:
-            DataError: A folder cannot be used at all.
+            DataError: No image can be used, or no text is labelled in the images to train on or to validate with.
         """
         findings = Findings()
-        for images, labels in ((self.images, self.labels), (self.valid_images, self.valid_labels)):
-            if images is not None:
-                read_regions(Path(images), Path(labels or images), findings)
+        if self.images is None:
+            return findings
+        items = self._read_regions(self.images, self.labels, findings, told)
+        if self.valid_images is None:
+            parts = split(items, self.valid_frac)
+        else:
+            parts = items, self._read_regions(self.valid_images, self.valid_labels, findings, told)
+        for part, purpose in zip(parts, ("to train on", "held out"), strict=True):
+            num_legible = sum(int((~item.regions.ignored).sum()) for item in part)
+            if not num_legible:
+                raise DataError(f"No text is labelled in the {len(part)} images {purpose}.\n{findings.words()}".rstrip())
+            num_ignored = sum(len(item.regions) for item in part) - num_legible
+            ignored = f"; {num_ignored} more are illegible and ignored" if num_ignored else ""
+            findings.understood.append(f"{many(len(part), 'image')} {purpose}, with {many(num_legible, 'text')}{ignored}.")
         return findings
+
+    def _read_regions(
+        self, images: str, labels: str | None, findings: Findings, told: Callable[[int, int], None] | None
+    ) -> tuple[Item, ...]:
+        place = Path(labels or images)
+        items = read_regions(Path(images), place, findings, rows=self.label_rows, encoding=self.label_encoding, told=told)
+        findings.check(1.0)
+        return items
 
     def export(self, weights: str, path: str) -> dict[str, float]:
         """Export a trained network as an ONNX file; see `hasten.recipes.ocr.export`.
@@ -268,10 +294,11 @@ class OcrJob(Job):
         if self.images is None:
             folder = drawn_folder(self.num_drawn, self.seed, self.canonical_size())
             return split(read_items(folder / "images", folder / "labels", self.max_bad_frac), self.valid_frac)
-        items = read_items(Path(self.images), Path(self.labels or self.images), self.max_bad_frac)
+        read = partial(read_items, max_bad_frac=self.max_bad_frac, rows=self.label_rows, encoding=self.label_encoding)
+        items = read(Path(self.images), Path(self.labels or self.images))
         if self.valid_images is None:
             return split(items, self.valid_frac)
-        valid = read_items(Path(self.valid_images), Path(self.valid_labels or self.valid_images), self.max_bad_frac)
+        valid = read(Path(self.valid_images), Path(self.valid_labels or self.valid_images))
         return items, valid
 
     def measured(self, probability: torch.Tensor, batch: OcrBatch) -> dict[str, Mean]:

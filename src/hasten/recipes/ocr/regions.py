@@ -1,10 +1,10 @@
-"""Read text regions of images: labels as ICDAR text files, SROIE's csv files, or COCO-Text JSON.
+"""Read text regions of images: labels as ICDAR text files, SROIE's csv files, COCO-Text, COCO or ArT JSON.
 
 | files | a row or an annotation |
 |---|---|
-| `NAME.txt`, `gt_NAME.txt` | `x1,y1,...,xn,yn,transcript`; n is 4 in most files, and may differ from row to row |
+| `NAME.txt`, `gt_NAME.txt` | the rows of the ICDAR years: see `rows`, which decides over all files what they are |
 | `NAME.csv` | `x1,y1,...,x4,y4,transcript`; the transcript may contain commas |
-| one `.json` | COCO-Text (`imgs`, `anns`) or COCO (`images`, `annotations`): a mask, a polygon or a box |
+| one `.json` | see `text_json` |
 
 Illegible text (`###`, or `illegible` in COCO-Text) is kept as ignored: it is neither trained on nor counted.
 Self-intersecting polygons are repaired once, here. Everything unusable becomes a finding with its file and line.
@@ -12,30 +12,29 @@ Self-intersecting polygons are repaired once, here. Everything unusable becomes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hasten.core.errors import DataError
+from hasten.core.errors import DataError, MachineError
 from hasten.recipes.findings import BadFileError, Findings
-from hasten.recipes.ocr.coco_text import LARGEST, read_coco_text
 from hasten.recipes.ocr.maps import PolygonArray
 from hasten.recipes.ocr.maps.validity import repair
+from hasten.recipes.ocr.rows import RowError, RowFormat, decide
+from hasten.recipes.ocr.text_json import read_text_json
 from hasten.recipes.pictures import check_picture, list_pictures, read_text
 
-ILLEGIBLE = frozenset({"###", "*", "#"})
-"""Transcripts that mark illegible text: those of ICDAR, ArT and Total-Text."""
-
 _THREADS = 8
-_QUAD = 8
-"""Coordinates of a quadrilateral."""
-Rows: TypeAlias = Literal["quads", "mixed", "polygons"]
-"""Content of a file: eight coordinates in each row; mostly eight, and polygons of six or more corners; or any polygons."""
+_MOST_CROSSED = 0.5
+"""Fraction of self-crossing quads from which the order of all corners is doubted."""
+_FEW = 2
+"""Number of self-crossing quads that is accepted in any case."""
 
 Corners = npt.NDArray[np.float32]
 """The corners of one polygon in pixels, x and y: `[n, 2]`."""
@@ -71,106 +70,84 @@ class Row:
     ignored: bool
 
 
-def read_regions(images: Path, labels: Path, findings: Findings) -> tuple[Item, ...]:
+def read_regions(
+    images: Path,
+    labels: Path,
+    findings: Findings,
+    *,
+    rows: str | None = None,
+    encoding: str | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> tuple[Item, ...]:
     """Read the labels of all images of a folder.
 
     Args:
         images: Folder of the images.
-        labels: Folder of the label files, or one COCO-Text JSON file; may be the same folder.
+        labels: Folder of the label files, or one JSON file; may be the same folder.
         findings: Receives problems: an image without labels, a corrupt file, a bad row.
+        rows: Kind of the rows; see `rows`. None decides by all rows.
+        encoding: Encoding of label files that are not UTF-8.
+        told: Called with the number of images checked so far, and the number of all.
 
     Returns:
         The usable images, sorted by name, including those without text.
 
     Raises:
-        DataError: A folder is missing, images share a name, or the JSON file cannot be read.
+        DataError: A folder is missing, images share a name, the rows can be read in two ways, or the JSON is invalid.
         MachineError: A package of the extra `recipes` is missing.
     """
     image_paths = list_pictures(images)
-    sizes = _sizes(image_paths, findings)
+    new = Findings()
+    new.num_images = len(image_paths)
     files = _label_files(Path(labels))
-    rows: dict[Path, tuple[Path, list[Row]]] = {}
+    sizes = _sizes(image_paths, new, told)
     if isinstance(files, Path):
-        texts = read_coco_text(files, findings)
-        for image_path in image_paths:
-            if image_path.name in texts:
-                rows[image_path] = (files, [Row(None, corners, ignored) for corners, ignored in texts[image_path.name]])
-        _report_missing(image_paths, rows, findings, f"{files.name} does not list this image")
+        read = _json_rows(image_paths, sizes, files, new, encoding)
+        _report_missing(image_paths, read, new, f"{files.name} does not list this image")
     else:
-        rows = _text_rows(image_paths, files, findings)
-        for stem in sorted(files.keys() - {image_path.stem for image_path in image_paths}):
-            findings.add(files[stem], None, f"{images} has no image with this name", lost="nothing")
-        _report_missing(
-            image_paths, rows, findings, f"{labels} has no label file for it (looked for .txt, gt_*.txt and .csv)"
-        )
-    usable = [image_path for image_path in image_paths if image_path in rows and image_path in sizes]
-    return tuple(
-        Item(image_path, sizes[image_path], _regions(image_path, sizes[image_path], rows[image_path], findings))
+        texts = _texts(image_paths, files, new, encoding)
+        expected = decide([row for _, text in texts.values() for row in _lines(text) if row.strip()], Path(labels), rows)
+        new.understood.append(expected.words)
+        texts = _without_header(texts, expected, new)
+        read = _text_rows(texts, expected, new)
+        if absent := sorted(files.keys() - {image_path.stem for image_path in image_paths}):
+            count = "a label file has" if len(absent) == 1 else f"{len(absent)} label files have"
+            new.add(files[absent[0]], None, f"{count} no image of the same name in {images}", lost="nothing")
+        _report_missing(image_paths, read, new, f"{labels} has no label file for it (looked for .txt, gt_*.txt and .csv)")
+    usable = [image_path for image_path in image_paths if image_path in read and image_path in sizes]
+    _check_order([row.corners for image_path in usable for row in read[image_path][1]], Path(labels))
+    items = tuple(
+        Item(image_path, sizes[image_path], _regions(image_path, sizes[image_path], read[image_path], new))
         for image_path in usable
     )
+    findings.take(new)
+    return items
 
 
-def parse_rows(text: str, path: Path, findings: Findings, *, rows: Rows) -> list[Row]:
+def parse_rows(text: str, path: Path, findings: Findings, *, rows: RowFormat) -> list[Row]:
     """Read the rows of one label file.
 
     Args:
         text: Content of the file.
         path: The file, for the findings.
         findings: Receives each invalid row, with its line.
-        rows: Kind of rows to expect. If quads are usual, numbers after the eighth belong to the transcript, unless they
-            continue the outline of the text.
+        rows: The meaning of a row.
     """
     read = []
-    for line, row in enumerate(text.split("\n"), start=1):
+    for line, row in enumerate(_lines(text), start=1):
         if not row.strip():
             continue
-        fields = row.split(",")
-        numbers = _leading_numbers(fields)
-        wanted = _num_coordinates(fields, numbers, rows)
-        if wanted < 6 or len(numbers) < wanted:
-            at_least = 6 if rows == "polygons" else _QUAD
-            reason = (
-                f"a row needs {at_least} numbers and a transcript, but this starts with {len(numbers)}: {row.strip()[:60]!r}"
-            )
-            findings.add(path, line, reason, lost="label")
-            continue
-        transcript = ",".join(fields[wanted:]).strip().strip('"')
-        corners = np.asarray(numbers[:wanted], dtype=np.float32).reshape(-1, 2)
-        read.append(Row(line, corners, transcript in ILLEGIBLE))
+        try:
+            numbers, ignored = rows.read(row, more_corners=path.suffix.lower() != ".csv")
+        except RowError as error:
+            findings.add(path, line, str(error), lost="label")
+        else:
+            read.append(Row(line, np.asarray(numbers, dtype=np.float32).reshape(-1, 2), ignored))
     return read
 
 
-def _leading_numbers(fields: list[str]) -> list[float]:
-    """Return the numbers at the start of a row; `nan`, `inf` and `1_000` are not accepted."""
-    numbers: list[float] = []
-    for field in fields:
-        try:
-            number = float(field)
-        except ValueError:
-            return numbers
-        if not abs(number) <= LARGEST or "_" in field:
-            return numbers
-        numbers.append(number)
-    return numbers
-
-
-def _num_coordinates(fields: list[str], numbers: list[float], rows: Rows) -> int:
-    """Return how many fields of a row are coordinates. The rest is the transcript, which may contain numbers too."""
-    if rows == "quads":
-        return _QUAD
-    all_numbers = len(numbers) == len(fields) and len(numbers) % 2 == 1  # the last one is the transcript
-    polygon = len(numbers) - 1 if all_numbers else len(numbers) - len(numbers) % 2
-    if rows == "polygons":
-        return polygon
-    return polygon if polygon >= _QUAD + 4 and _continues_outline(numbers[:polygon]) else _QUAD
-
-
-def _continues_outline(numbers: list[float]) -> bool:
-    """Return whether the numbers after the first eight are corners too: none is far from the first four."""
-    corners = np.asarray(numbers, dtype=np.float64).reshape(-1, 2)
-    low, high = corners[:4].min(axis=0), corners[:4].max(axis=0)
-    far = 2 * float((high - low).max())
-    return bool((corners >= low - far).all() and (corners <= high + far).all())
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _label_files(labels: Path) -> Path | dict[str, Path]:
@@ -195,39 +172,92 @@ def _label_files(labels: Path) -> Path | dict[str, Path]:
     if len(whole) == 1:
         return whole[0]
     result = f"{len(whole)} .json files" if whole else "none of these"
-    raise DataError(f"{labels} has no labels: expected .txt or .csv files, or one .json file, but found {result}.")
+    if count := sum(path.suffix.lower() == ".mat" for path in labels.iterdir()):
+        result = f"{count} .mat files, which must be converted to rows of x1,y1,x2,y2,...,text"
+    inner = sorted(path.name for path in labels.iterdir() if path.is_dir() and not path.name.startswith("."))
+    hint = f" It has subfolders ({', '.join(inner[:5])}): give one of them." if inner else ""
+    raise DataError(f"{labels} has no labels: expected .txt or .csv files, or one .json file, but found {result}.{hint}")
 
 
-def _text_rows(image_paths: list[Path], files: dict[str, Path], findings: Findings) -> dict[Path, tuple[Path, list[Row]]]:
-    texts: dict[Path, tuple[Path, str]] = {}
+def _texts(
+    image_paths: list[Path], files: dict[str, Path], findings: Findings, encoding: str | None
+) -> dict[Path, tuple[Path, str]]:
+    """Return the label file of each usable image, and its content."""
+    bad = {item.about for item in findings.items}
+    texts = {}
     for image_path in image_paths:
         path = files.get(image_path.stem)
-        if path is None:
+        if path is None or image_path in bad:
             continue
         try:
-            texts[image_path] = (path, read_text(path))
+            texts[image_path] = (path, read_text(path, encoding))
         except BadFileError as error:
             findings.add_error(error, lost="picture", about=image_path)
-            texts[image_path] = (path, "")
-    bad = {item.about for item in findings.items if item.lost == "picture"}
-    quads = _mostly_quads(text for path, text in texts.values() if path.suffix.lower() == ".txt")
+    return texts
+
+
+def _without_header(
+    texts: dict[Path, tuple[Path, str]], expected: RowFormat, findings: Findings
+) -> dict[Path, tuple[Path, str]]:
+    """Blank the first line of each file if it is the same in most of them, begins with no number, and rows follow it."""
+    firsts = [text.partition("\n") for _, text in texts.values()]
+    headers = Counter(first.rstrip("\r") for first, _, rest in firsts if rest.strip())
+    (header, count), *_ = headers.most_common(1) or [("", 0)]
+    if count < 2 or count <= len(texts) / 2 or not header.strip() or expected.num_leading(header):
+        return texts
+    findings.understood.append(f"The first line of {count} files is a header: {header.strip()[:60]!r}.")
+    return {image: (path, text.removeprefix(header)) for image, (path, text) in texts.items()}
+
+
+def _text_rows(
+    texts: dict[Path, tuple[Path, str]], expected: RowFormat, findings: Findings
+) -> dict[Path, tuple[Path, list[Row]]]:
     rows = {}
     for image_path, (path, text) in texts.items():
-        if image_path in bad:
-            continue
-        expected: Rows = "quads" if path.suffix.lower() == ".csv" else "mixed" if quads else "polygons"
         before = len(findings)
-        rows[image_path] = (path, parse_rows(text, path, findings, rows=expected))
-        if len(findings) > before and not rows[image_path][1]:  # all rows are bad: the image does not count as empty
-            findings.add(path, None, "none of its rows could be read", lost="picture", about=image_path)
-            del rows[image_path]
+        read = parse_rows(text, path, findings, rows=expected)
+        if len(findings) > before and not read:  # all rows are bad: the image does not count as empty
+            findings.add(path, None, "none of its rows can be read", lost="picture", about=image_path)
+        else:
+            rows[image_path] = (path, read)
     return rows
 
 
-def _mostly_quads(texts: Iterable[str]) -> bool:
-    """Return whether at least half of the rows start with eight or nine numbers."""
-    counts = [len(_leading_numbers(row.split(","))) for text in texts for row in text.split("\n") if row.strip()]
-    return 2 * sum(_QUAD <= count <= _QUAD + 1 for count in counts) >= len(counts)
+def _json_rows(
+    image_paths: list[Path], sizes: dict[Path, tuple[int, int]], path: Path, findings: Findings, encoding: str | None
+) -> dict[Path, tuple[Path, list[Row]]]:
+    """Return the texts that a JSON file lists for each image."""
+    texts = read_text_json(path, image_paths, findings, encoding)
+    rows = {}
+    for image_path, (entry, found) in texts.items():
+        reason = None if entry is None or image_path not in sizes else entry.other_size(sizes[image_path])
+        if reason is not None:
+            findings.add(path, None, reason, lost="picture", about=image_path)
+        else:
+            rows[image_path] = (path, [Row(None, corners, ignored) for corners, ignored in found])
+    return rows
+
+
+def _check_order(quads: list[Corners], labels: Path) -> None:
+    """Refuse labels of which most quads cross themselves: their corners do not go around the text."""
+    corners = np.asarray([quad for quad in quads if len(quad) == 4], dtype=np.float64).reshape(-1, 4, 2)
+    num_crossed = int((_crossed(corners, (0, 1, 2, 3)) | _crossed(corners, (1, 2, 3, 0))).sum())
+    if num_crossed > max(_MOST_CROSSED * len(corners), _FEW):
+        raise DataError(
+            f"{labels}: {num_crossed} of {len(corners)} outlines cross themselves: corners must go around the text, such as "
+            f"upper left, upper right, lower right, lower left."
+        )
+
+
+def _crossed(quads: npt.NDArray[np.float64], order: tuple[int, int, int, int]) -> npt.NDArray[np.bool_]:
+    """Return which quads have two opposite sides that cross: a to b, and c to d."""
+    a, b, c, d = (quads[:, corner] for corner in order)
+
+    def side(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64], r: npt.NDArray[np.float64]) -> Any:
+        return (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1]) - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
+
+    crossed: npt.NDArray[np.bool_] = (side(a, b, c) * side(a, b, d) < 0) & (side(c, d, a) * side(c, d, b) < 0)
+    return crossed
 
 
 def _report_missing(image_paths: list[Path], rows: dict[Path, Any], findings: Findings, reason: str) -> None:
@@ -237,22 +267,30 @@ def _report_missing(image_paths: list[Path], rows: dict[Path, Any], findings: Fi
             findings.add(image_path, None, reason, lost="picture")
 
 
-def _sizes(image_paths: list[Path], findings: Findings) -> dict[Path, tuple[int, int]]:
+def _sizes(
+    image_paths: list[Path], findings: Findings, told: Callable[[int, int], None] | None
+) -> dict[Path, tuple[int, int]]:
     """Return the height and width of each valid image, from headers and the last bytes, in threads."""
 
-    def look(path: Path) -> tuple[int, int] | BadFileError:
+    def look(path: Path) -> tuple[int, int] | str:
         try:
             return check_picture(path)
         except BadFileError as error:
-            return error
+            return error.reason
+        except MachineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one file never ends the reading
+            return f"it cannot be read ({type(error).__name__}: {str(error)[:200]})"
 
     sizes = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for path, result in zip(image_paths, pool.map(look, image_paths), strict=True):
-            if isinstance(result, BadFileError):
-                findings.add_error(result, lost="picture", about=path)
+        for done, (path, result) in enumerate(zip(image_paths, pool.map(look, image_paths), strict=True), start=1):
+            if isinstance(result, str):
+                findings.add(path, None, result, lost="picture")
             else:
                 sizes[path] = result
+            if told is not None:
+                told(done, len(image_paths))
     return sizes
 
 
@@ -260,13 +298,21 @@ def _regions(image_path: Path, size: tuple[int, int], read: tuple[Path, list[Row
     path, rows = read
     polygons: list[Corners] = []
     ignored: list[bool] = []
+    seen: set[bytes] = set()
     for row in rows:
         if (reason := _why_unusable(row.corners, size)) is not None:
             findings.add(path, row.line, reason, lost="label", about=image_path)
             continue
+        if (identity := row.corners.tobytes()) in seen:
+            findings.add(path, row.line, "it repeats an earlier label, and counts once", lost="nothing", about=image_path)
+            continue
+        seen.add(identity)
         parts = list(_parts(row.corners))
         if not parts:
             findings.add(path, row.line, "its polygon has no area", lost="label", about=image_path)
+        elif len(parts) > 1:
+            reason = f"its outline crosses itself: the {len(parts)} parts that it encloses count"
+            findings.add(path, row.line, reason, lost="nothing", about=image_path)
         polygons += parts
         ignored += [row.ignored] * len(parts)
     return PolygonArray.from_list(polygons, ignored)

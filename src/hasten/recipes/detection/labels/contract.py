@@ -15,6 +15,8 @@ from hasten.recipes.findings import Findings
 
 MIN_SIDE = 1.0
 """Smallest side of a box within its image, in pixels; smaller boxes are useless for training."""
+_ROUNDING = 1.5
+"""How far a box may reach beyond its image without a remark, in pixels: VOC counts from 1, and fractions are rounded."""
 
 
 class Box(NamedTuple):
@@ -67,11 +69,13 @@ class Label(NamedTuple):
         name: The class name.
         box: The box.
         line: First line of the label in its file; None if the format has no lines.
+        is_cut: Whether the box reached beyond the image.
     """
 
     name: str
     box: Box
     line: int | None
+    is_cut: bool = False
 
 
 class LabelError(ValueError):
@@ -83,9 +87,11 @@ class Source(Protocol):
 
     Attributes:
         classes: The class names if the data set lists them; None if they follow only from the labels.
+        understood: How the files are read, as a sentence.
     """
 
     classes: tuple[str, ...] | None
+    understood: str
 
     def labels_of(self, image: Path, size: tuple[int, int], findings: Findings) -> list[Label]:
         """Return the labels of one image; called from several threads.
@@ -105,7 +111,7 @@ class Source(Protocol):
         ...
 
     def finish(self, findings: Findings) -> None:
-        """Report leftovers: labels whose image is missing."""
+        """Report what concerns all files: labels whose image is missing, and labels that are not used."""
         ...
 
 
@@ -116,12 +122,28 @@ def number(value: Any) -> float:
         LabelError: The value is not a finite number.
     """
     try:
-        result = math.nan if isinstance(value, bool) else float(value)
+        result = math.nan if isinstance(value, bool) or (isinstance(value, str) and "_" in value) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
         raise LabelError(f"{_short(value)} is not a valid coordinate")
     return result
+
+
+def label(name: str, edges: tuple[float, float, float, float], line: int | None, size: tuple[int, int]) -> Label:
+    """Return a label with its box clipped to the image.
+
+    Args:
+        name: The class name.
+        edges: Left, top, right and bottom of the box in pixels.
+        line: First line of the label in its file; None if the format has no lines.
+        size: The image's height and width.
+
+    Raises:
+        LabelError: The box has no area, or less than a pixel of it is within the image.
+    """
+    box = fitted(*edges, size)
+    return Label(name, box, line, max(abs(edge - kept) for edge, kept in zip(edges, box, strict=True)) > _ROUNDING)
 
 
 def fitted(left: float, top: float, right: float, bottom: float, size: tuple[int, int]) -> Box:

@@ -2,16 +2,18 @@
 
 The files are parsed by Expat, which gives the line of each object. Entities are never expanded: a file with a document type
 or entities is rejected. Coordinates are used unchanged, as in torchvision and most tools (VOC itself counts pixels from 1).
+Objects marked difficult, truncated or occluded are used like all others.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from hasten.recipes.detection.labels.contract import Label, LabelError, fitted, number
+from hasten.recipes.detection.labels.contract import Label, LabelError, label, number
 from hasten.recipes.detection.labels.yolo import without_image
 from hasten.recipes.findings import BadFileError, Findings
 from hasten.recipes.pictures import read_text
@@ -21,6 +23,9 @@ _NAME = (*_OBJECT, "name")
 _BOX = (*_OBJECT, "bndbox")
 _SIZE = ("annotation", "size")
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+_MAX_DEPTH = 50
+"""Largest nesting depth of tags."""
+_ENCODING = re.compile(rb"""^<\?xml[^>]*\bencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 
 
 class VocSource:
@@ -30,12 +35,14 @@ class VocSource:
         folder: The folder.
         files: The XML files by stem.
         images: The image files.
+        encoding: Encoding of files that are not UTF-8 and declare none.
     """
 
     classes: tuple[str, ...] | None = None
+    understood = "Labels are VOC XML: xmin, ymin, xmax, ymax in pixels; difficult and truncated objects are used too."
 
-    def __init__(self, folder: Path, files: dict[str, Path], images: list[Path]) -> None:
-        self._folder, self._files = folder, files
+    def __init__(self, folder: Path, files: dict[str, Path], images: list[Path], encoding: str | None = None) -> None:
+        self._folder, self._files, self._encoding = folder, files, encoding
         self._stems = {image.stem for image in images}
 
     def place_of(self, image: Path) -> Path:
@@ -47,7 +54,7 @@ class VocSource:
         path = self._files.get(image.stem)
         if path is None:
             raise BadFileError(image, f"{self._folder} has no {image.stem}.xml for it: images without objects need one too")
-        read = _read(path)
+        read = _read(path, self._encoding)
         _check_size(read.size, size, path)
         labels = []
         for one in read.objects:
@@ -66,6 +73,7 @@ class VocSource:
 class _Object:
     line: int
     values: dict[str, str] = field(default_factory=dict)
+    repeated: str = ""
 
 
 @dataclass
@@ -77,10 +85,17 @@ class _Annotation:
     root: str = ""
 
 
-def _read(path: Path) -> _Annotation:
-    text = read_text(path)
+def _read(path: Path, encoding: str | None) -> _Annotation:
+    text = _text(path, encoding)
     if not text.strip():
         raise BadFileError(path, "the file is empty: label the image, or remove it")
+    read = _parsed(text, path)
+    if read.root != "annotation":
+        raise BadFileError(path, f"it starts with <{read.root}>, but VOC labels start with <annotation>")
+    return read
+
+
+def _parsed(text: str, path: Path) -> _Annotation:
     read = _Annotation()
     path_of_tags: list[str] = []
     chunks: list[str] = []
@@ -88,6 +103,8 @@ def _read(path: Path) -> _Annotation:
 
     def start(name: str, _: dict[str, str]) -> None:
         path_of_tags.append(name)
+        if len(path_of_tags) > _MAX_DEPTH:
+            raise BadFileError(path, "it is nested too deeply to be VOC labels", line=parser.CurrentLineNumber)
         chunks.clear()
         read.root = read.root or name
         if tuple(path_of_tags) == _OBJECT:
@@ -99,7 +116,9 @@ def _read(path: Path) -> _Annotation:
         value = "".join(chunks).strip()
         chunks.clear()
         if place == _NAME or place[:-1] == _BOX:
-            read.objects[-1].values.setdefault(name, value)
+            one = read.objects[-1]
+            one.repeated = one.repeated or (name if name in one.values else "")
+            one.values[name] = value
         elif place[:-1] == _SIZE:
             read.size.setdefault(name, value)
 
@@ -112,9 +131,23 @@ def _read(path: Path) -> _Annotation:
         parser.Parse(text.encode(), True)  # noqa: FBT003  the flag means final
     except expat.ExpatError as error:
         raise BadFileError(path, f"it is not valid XML ({expat.errors.messages[error.code]})", line=error.lineno) from error
-    if read.root != "annotation":
-        raise BadFileError(path, f"it starts with <{read.root}>, but VOC labels start with <annotation>")
     return read
+
+
+def _text(path: Path, encoding: str | None) -> str:
+    """Read the file as UTF-8, which most tools write whatever they declare, else in the encoding given or declared."""
+    try:
+        return read_text(path)
+    except BadFileError:
+        try:
+            with path.open("rb") as file:
+                declared = _ENCODING.match(file.read(200))
+        except OSError:
+            declared = None
+        used = encoding or (declared and declared[1].decode())
+        if not used or used.lower().replace("_", "-") in {"utf-8", "utf8"}:
+            raise
+        return read_text(path, used)
 
 
 def _check_size(stated: dict[str, str], size: tuple[int, int], path: Path) -> None:
@@ -134,10 +167,12 @@ def _check_size(stated: dict[str, str], size: tuple[int, int], path: Path) -> No
 
 def _label(one: _Object, size: tuple[int, int]) -> Label:
     name = one.values.get("name", "")
+    if one.repeated:
+        raise LabelError(f"an object has {one.repeated} twice")
     if not name:
         raise LabelError("an object has no name")
     missing = [edge for edge in _EDGES if edge not in one.values]
     if missing:
         raise LabelError(f"an object has no {missing[0]} in its bndbox")
     left, top, right, bottom = (number(one.values[edge]) for edge in _EDGES)
-    return Label(name, fitted(left, top, right, bottom, size), one.line)
+    return label(name, (left, top, right, bottom), one.line, size)

@@ -1,23 +1,22 @@
-"""Read YOLO text: one file per image, one line per box: `class x y width height`, as fractions of the image's size.
+"""Read YOLO text: one file per image, one row per object: a class and a box or more, as fractions of the image's size.
 
-x and y are the centre of the box. A line may also be a polygon (`class x1 y1 x2 y2 x3 y3 ...`), as for segmentation; its
-bounding box is used. An image whose file is empty or missing has no objects, as in Darknet and its successors.
+What a row means is decided for all files together: see `yolo_rows`. x and y are the centre of a box. An image whose file is
+empty or missing has no objects, as in Darknet and its successors. Text after `#` is a comment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hasten.core.errors import DataError
-from hasten.recipes.detection.labels.contract import Box, Label, LabelError, fitted, number
-from hasten.recipes.detection.labels.names import LISTS, find_names
-from hasten.recipes.findings import Findings
+from hasten.recipes.detection.labels.contract import Label, LabelError, label, number
+from hasten.recipes.detection.labels.names import LISTS, MOST_CLASSES, find_declared
+from hasten.recipes.detection.labels.yolo_rows import decide
+from hasten.recipes.findings import BadFileError, Findings
 from hasten.recipes.pictures import read_text
 
-MOST_CLASSES = 10_000
-"""Limit of class numbers; a larger one is treated as a typing error."""
-_FAR = 2.0
-"""Limit of coordinates; larger ones are pixels instead of fractions."""
+_THREADS = 8
 
 
 def is_list_of_classes(path: Path) -> bool:
@@ -29,21 +28,36 @@ class YoloSource:
     """The labels of a folder of YOLO text files.
 
     Args:
-        folder: The folder; `find_names` documents where the class list is searched.
+        folder: The folder; `find_declared` documents where the class list is searched.
         files: The text files by stem.
         images: The image files.
+        rows: Kind of the rows; None decides by what is declared and by all rows.
+        encoding: Encoding of the files; None is UTF-8.
 
     Raises:
-        DataError: The class list is invalid.
+        DataError: The class list is invalid, or the rows can be read in two ways.
     """
 
-    def __init__(self, folder: Path, files: dict[str, Path], images: list[Path]) -> None:
-        self._folder, self._files = folder, files
-        self._stems = {image.stem for image in images}
-        self._listed = find_names(folder)
-        self.classes = self._listed
-        if self._listed is None:
-            self.classes = tuple(str(class_number) for class_number in range(self._highest() + 1))
+    def __init__(
+        self,
+        folder: Path,
+        files: dict[str, Path],
+        images: list[Path],
+        *,
+        rows: str | None = None,
+        encoding: str | None = None,
+    ) -> None:
+        self._folder, self._files, self._images = folder, files, images
+        declared = find_declared(folder, encoding)
+        self._texts = _texts([files[image.stem] for image in images if image.stem in files], encoding)
+        fields = (fields for text in self._texts.values() if isinstance(text, str) for _, fields in _rows(text))
+        self._rows = decide(fields, folder, kind=rows, keypoints=declared.keypoints, source=declared.keypoints_file)
+        self._listed = declared.names
+        self.classes: tuple[str, ...] | None = declared.names or tuple(
+            str(class_number) for class_number in range(self._highest() + 1)
+        )
+        listed = f"classes from {declared.names_file.name}" if declared.names_file else "no list of classes found"
+        self.understood = f"Labels are YOLO text: {self._rows.words}; {listed}."
 
     def place_of(self, image: Path) -> Path:
         """Return the text file of an image."""
@@ -54,20 +68,27 @@ class YoloSource:
         path = self._files.get(image.stem)
         if path is None:
             return []
+        text = self._texts[path]
+        if not isinstance(text, str):
+            raise text
         labels = []
-        for line, text in enumerate(lines_of(read_text(path)), start=1):
-            fields = text.split()
-            if not fields:
-                continue
+        for line, fields in _rows(text):
             try:
-                labels.append(Label(self._name(fields[0]), _box(fields[1:], size), line))
+                name, values = self._name(fields[0]), self._rows.numbers_of(fields[1:])
+                labels.append(label(name, _edges(values, size), line, size))
             except LabelError as error:
                 findings.add(path, line, str(error), lost="label", about=image)
         return labels
 
     def finish(self, findings: Findings) -> None:
-        """Report text files without an image."""
-        without_image(self._folder, {stem: path.name for stem, path in self._files.items()}, self._stems, findings)
+        """Report text files without an image, and images without a text file."""
+        stems = {image.stem for image in self._images}
+        without_image(self._folder, {stem: path.name for stem, path in self._files.items()}, stems, findings)
+        background = [image.name for image in self._images if image.stem not in self._files]
+        if background:
+            count = "an image has" if len(background) == 1 else f"{len(background)} images have"
+            reason = f"{count} no label file, such as {background[0]}: they count as images without objects"
+            findings.add(self._folder, None, reason, lost="nothing")
 
     def _name(self, word: str) -> str:
         class_number = _class_number(word)
@@ -78,20 +99,36 @@ class YoloSource:
         return self._listed[class_number]
 
     def _highest(self) -> int:
-        """Return the highest class number in any file. Unreadable files are reported later, with their image."""
+        """Return the highest class number of the rows that can be read."""
         highest = -1
-        for stem in self._stems & self._files.keys():
-            try:
-                text = read_text(self._files[stem])
-            except DataError:
-                continue
-            for line in lines_of(text):
-                fields = line.split(maxsplit=1)
+        for text in self._texts.values():
+            for _, fields in _rows(text) if isinstance(text, str) else ():
                 try:
-                    highest = max(highest, _class_number(fields[0])) if fields else highest
-                except LabelError:
+                    self._rows.numbers_of(fields[1:])
+                    highest = max(highest, _class_number(fields[0]))
+                except LabelError:  # reported with its image
                     continue
         return highest
+
+
+def _texts(paths: list[Path], encoding: str | None) -> dict[Path, str | BadFileError]:
+    """Return the content of each file, or the reason why it cannot be read."""
+
+    def one(path: Path) -> str | BadFileError:
+        try:
+            return read_text(path, encoding)
+        except BadFileError as error:
+            return error
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(paths, pool.map(one, paths), strict=True))
+
+
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the fields of each row, without comments and empty lines."""
+    for line, row in enumerate(lines_of(text), start=1):
+        if fields := row.partition("#")[0].split():
+            yield line, fields
 
 
 def lines_of(text: str) -> list[str]:
@@ -118,19 +155,14 @@ def _class_number(word: str) -> int:
     try:
         value = number(word)
     except LabelError as error:
-        raise LabelError(f"{word!r} is not a class: a line starts with its class number") from error
+        hint = ", and spaces separate the numbers" if "," in word or ";" in word else ""
+        raise LabelError(f"{word[:40]!r} is not a class: a row starts with its class number{hint}") from error
     if value < 0 or value != int(value) or value >= MOST_CLASSES:
         raise LabelError(f"{word!r} is not a class: it must be a whole number, at least 0")
     return int(value)
 
 
-def _box(fields: list[str], size: tuple[int, int]) -> Box:
-    if len(fields) < 4 or (len(fields) != 4 and (len(fields) < 6 or len(fields) % 2)):
-        raise LabelError(f"{len(fields) + 1} numbers in a line; a box needs 5: class, x, y, width, height")
-    values = [number(word) for word in fields]
-    largest = max(values, key=abs)
-    if abs(largest) > _FAR:
-        raise LabelError(f"{largest:g} is not a fraction of the image, which ranges from 0 to 1: are these pixels?")
+def _edges(values: list[float], size: tuple[int, int]) -> tuple[float, float, float, float]:
     height, width = size
     if len(values) > 4:
         xs, ys = values[0::2], values[1::2]
@@ -138,4 +170,4 @@ def _box(fields: list[str], size: tuple[int, int]) -> Box:
     else:
         x, y, box_width, box_height = values
         left, top, right, bottom = x - box_width / 2, y - box_height / 2, x + box_width / 2, y + box_height / 2
-    return fitted(left * width, top * height, right * width, bottom * height, size)
+    return left * width, top * height, right * width, bottom * height
