@@ -1,4 +1,4 @@
-"""The rows of the ICDAR years are told apart over all files, and what may mean two things is refused."""
+"""The kind of rows follows from all files, and rows that may mean two things are refused."""
 
 from __future__ import annotations
 
