@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from hasten.cli.main import app
+from hasten.cli.say import say
 from hasten.data import Store
+from tests.cli.called import called
 from tests.report.browser import open_page
 
 SCREEN = CliRunner()
@@ -139,3 +144,59 @@ def test_raw_columns_are_described(tmp_path: Path) -> None:
     code, said = run("info", tmp_path / "s", "--rows", 1)
     assert code == 0
     assert "uint8[3, 4]" in said
+
+
+def test_bad_records_are_summarised_with_their_reasons(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"x": 1}\n' * 200)
+    (tmp_path / "in" / ".hidden").write_text("")
+    (tmp_path / "in" / "b.jsonl").write_text('{"x": 1}\n' * 200 + "SECRET\n" * 2 + '{"x": "SECRET"}\n')
+    code, said = run("convert", tmp_path / "in", tmp_path / "s", "--processes", 1)
+    assert code == 0, said
+    assert "3 bad records were left out." in said
+    assert "       2  invalid JSON: Expecting value at character 0 of the record\n" in said
+    assert "       1  field 'x' is not of type int64\n" in said
+    assert "skipped hidden or system files and folders: 1" in said
+    assert "SECRET" not in said
+    made = json.loads(run("convert", tmp_path / "in", tmp_path / "t", "--processes", 1, "--json")[1])
+    assert list(made["reasons"].values()) == [2, 1]
+    assert made["remarks"] == ["skipped hidden or system files and folders: 1"]
+    code, said = run("convert", tmp_path / "in", tmp_path / "u", "--processes", 1, "--max-bad", 0)
+    assert code == 1
+    assert "3 of 603 records are bad, more than 0.00%: 2 x invalid JSON" in said
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.npy", "a.npz", "a.png", "a.wav", "a.tar"])
+@pytest.mark.parametrize("data", [b"", b"\0" * 1_000, b"text", "Füße".encode("latin-1"), b"[" * 10_000, b"PK\3\4\x1f\x8b"])
+def test_no_file_prints_a_traceback(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    ended = called("data", "convert", str(tmp_path / name), str(tmp_path / "s"), "--processes", "1")
+    assert ended.returncode == 1
+    assert (ended.stderr.count("\n"), ended.stderr[:8]) == (1, "hasten: ")
+
+
+def test_a_full_disk_prints_a_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hasten.data.convert.job.publish_written", full)
+    ended = called("data", "convert", str(source), str(tmp_path / "s"), "--processes", "1")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "the conversion failed: [Errno 28] No space left on device" in ended.stderr
+
+
+def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "\udcff.jsonl").write_text('{"x": 1}\n' * 3)
+    ended = called("data", "convert", str(tmp_path / "\udcff.jsonl"), str(tmp_path / "\udcfe"), "--processes", "1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "3 rows" in ended.stdout
+    assert called("data", "verify", str(tmp_path / "\udcfe")).returncode == 0
+    ended = called("data", "info", str(tmp_path / "\udcfe"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.encode()
+    paper = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    for words in ("a\udcff", Text.assemble(("b", "bold"), "\udcff")):
+        say(words, to=Console(file=paper))
+    paper.seek(0)
+    assert paper.read() == "a\\udcff\nb\\udcff\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hasten.data.convert.contract import Bad, Choices, Reader
+from hasten.data.convert.contract import Bad, Choices, Note, Reader
 
 
 def read(reader: type[Reader], path: Path, **chosen: Any) -> tuple[pa.Schema, list[dict[str, Any]], list[Bad]]:
@@ -27,7 +27,7 @@ def read(reader: type[Reader], path: Path, **chosen: Any) -> tuple[pa.Schema, li
             elif isinstance(part, pa.Table):
                 part.validate(full=True)
                 rows += part.to_pylist()
-            else:
+            elif not isinstance(part, Note):
                 columns = [values.to_pylist() if isinstance(values, pa.Array) else list(values) for values in part.values()]
                 rows += [dict(zip(part, row, strict=True)) for row in zip(*columns, strict=True)]
     return schema, rows, bad

@@ -181,7 +181,7 @@ def test_a_damaged_sample_is_quarantined_and_a_truncated_shard_is_refused(tmp_pa
         ({"version": 1}, "of format 'mds', version 1: only MDS version 2 is supported"),
         ({"column_encodings": ["pkl", *list(MDS.values())[1:]]}, "'pkl', which is not supported: pickles can run any code"),
         ({"column_encodings": ["pil", *list(MDS.values())[1:]]}, "'pil', which is not supported. Write the dataset"),
-        ({"raw_data": {"basename": "../other", "bytes": 1}}, "lists other, which does not exist"),
+        ({"raw_data": {"basename": "../other", "bytes": 1}}, "the file is listed in index.json but does not exist"),
     ],
 )
 def test_shards_that_cannot_be_read_are_refused(tmp_path: Path, changes: dict[str, Any], words: Any) -> None:

@@ -156,14 +156,6 @@ def test_parquet(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "s") == table.select(["list", "id"]).to_pylist()
 
 
-def test_values_in_the_names_of_folders_are_reported(tmp_path: Path) -> None:
-    for year in (2020, 2021):
-        (tmp_path / f"p/year={year}").mkdir(parents=True)
-        pyarrow.parquet.write_table(pa.table({"v": [year]}), tmp_path / f"p/year={year}/a.parquet")
-    made = convert(tmp_path / "p", tmp_path / "s", processes=1)
-    assert made.remarks == ("not read: the values in the names of folders (year)",)
-
-
 def test_half_a_surrogate_pair_and_a_huge_integer_in_an_array_are_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

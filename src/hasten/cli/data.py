@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +26,8 @@ data.command()(synth)
 MIB = 2**20
 SHOWN_CHARACTERS = 300
 """Longest text of a sample that is shown."""
+SHOWN_REASONS = 5
+"""Number of reasons of bad records that are shown."""
 
 
 @data.command()
@@ -51,7 +55,9 @@ def convert(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes. Default: number of cores.")
     ] = None,
-    max_bad: Annotated[float, typer.Option(help="Largest share of bad records, from 0 to 1. More is an error.")] = 0.01,
+    max_bad: Annotated[
+        float, typer.Option(help="Largest share of bad records, from 0 to 1. More is an error. Only 0 refuses a single one.")
+    ] = 0.01,
     ray: Annotated[
         bool, typer.Option("--ray", help="Convert on a Ray cluster: that of RAY_ADDRESS, or a local one.")
     ] = False,
@@ -59,7 +65,11 @@ def convert(
     shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard, in MiB.")] = 256,
     json: JsonOption = None,
 ) -> None:
-    """Convert a dataset to a store. If interrupted, run the same command again to continue."""
+    """Convert a dataset to a store. If interrupted, run the same command again to continue.
+
+    Exits with 1 if nothing was published: the source cannot be read, none of its records can be used, or more records are
+    bad than --max-bad allows. Fewer bad records are left out, and the reasons are printed.
+    """
     from hasten.data.convert.job import Progress as Step
     from hasten.data.convert.job import convert as run
     from hasten.data.convert.tokenizing import Tokenizing
@@ -76,7 +86,7 @@ def convert(
         from hasten.data.convert.cluster import RayRunner
 
         runner = RayRunner()
-    with progress_on("converting") as update:
+    with _in_words("the conversion"), progress_on("converting") as update:
 
         def report(step: Step) -> None:
             bad = f", {step.num_bad:,} quarantined" if step.num_bad else ""
@@ -110,6 +120,8 @@ def convert(
         "num_bad": made.num_bad,
         "num_units_resumed": made.num_resumed,
         "quarantine": str(made.quarantine) if made.quarantine else None,
+        "reasons": dict(made.reasons),
+        "remarks": list(made.remarks),
     }
     if give_json(json, facts):
         return
@@ -120,7 +132,8 @@ def convert(
     if made.num_resumed:
         say(f"{made.num_resumed} parts were already converted by an earlier run.")
     if made.quarantine:
-        say(f"{made.num_bad:,} bad records were left out. {made.quarantine} lists them with the reasons.")
+        say(f"{made.num_bad:,} bad records were left out. {made.quarantine} lists them:")
+        _say_reasons(made.reasons)
 
 
 @data.command()
@@ -135,9 +148,10 @@ def info(
     from hasten.data.store.info import describe, samples
     from hasten.data.store.store import Store
 
-    opened = Store(store, version=version)
-    facts = describe(opened)
-    shown = samples(opened, rows)
+    with _in_words("reading the store"):
+        opened = Store(store, version=version)
+        facts = describe(opened)
+        shown = samples(opened, rows)
     if html is not None:
         from hasten.report.store import write_store_page
 
@@ -162,9 +176,10 @@ def verify(
     from hasten.data.store.store import Store
     from hasten.data.store.verify import verify as check
 
-    opened = Store(store, version=version)
-    with progress_bar("verifying", max(opened.manifest.num_bytes, 1)) as advance:
-        damages = check(opened, progress=advance)
+    with _in_words("reading the store"):
+        opened = Store(store, version=version)
+        with progress_bar("verifying", max(opened.manifest.num_bytes, 1)) as advance:
+            damages = check(opened, progress=advance)
     for damage in damages:
         last = damage.first_row + damage.num_rows - 1
         shard = f" shard {damage.shard} (rows {damage.first_row:,} to {last:,}) {damage.path}: {damage.problem}"
@@ -179,6 +194,27 @@ def verify(
             f"{len(damages)} files of {store} are corrupt: restore them from a copy, or convert the source again."
         )
     say(f"intact: {len(opened):,} rows, {bytes_words(opened.manifest.num_bytes)}, all checksums match")
+
+
+def _say_reasons(reasons: Mapping[str, int]) -> None:
+    """Print the commonest reasons with their counts."""
+    for reason, count in list(reasons.items())[:SHOWN_REASONS]:
+        say(f"{count:8,}  {reason}")
+    rest = list(reasons.values())[SHOWN_REASONS:]
+    if rest:
+        say(f"{sum(rest):8,}  {len(rest):,} other reasons")
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Report exceptions of the machine and of libraries in a line."""
+    try:
+        yield
+    except HastenError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{what} failed: {words}. --traceback shows where.") from error
 
 
 def _show(facts: dict[str, Any], shown: list[dict[str, Any]]) -> None:

@@ -121,9 +121,11 @@ def refuse_of_a_script(**given: bool) -> None:
 
 
 def say(words: str | Text, style: str = "", *, to: Console | None = None) -> None:
-    """Print a line: wrapped at spaces on a terminal, whole elsewhere."""
+    """Print a line: wrapped at spaces on a terminal, whole elsewhere. Names that are not UTF-8 are printed with escapes."""
     to = to or console
-    to.print(words if isinstance(words, Text) else Text(words, style), soft_wrap=not to.is_terminal)
+    text = words if isinstance(words, Text) else Text(words, style)
+    printable = text.plain.encode("utf-8", "backslashreplace").decode()
+    to.print(text if printable == text.plain else Text(printable, style), soft_wrap=not to.is_terminal)
 
 
 def say_error(words: str) -> None:

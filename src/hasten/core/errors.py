@@ -8,6 +8,7 @@
     ├── MachineError      this machine lacks a required feature
     ├── DataError         a store, its source or a cache cannot be used
     │   ├── CorruptError  bytes are missing, truncated or modified
+    │   ├── BrokenFileError  one file of a source cannot be read
     │   └── GoneError     a remote store does not answer
     ├── UnwritableError   an optimization cannot be written into a script (`core/source_edits.py`)
     └── TrialError        a trial process crashed, hung, ran out of memory or produced NaN
@@ -64,6 +65,21 @@ class DataError(HastenError):
 
 class CorruptError(DataError):
     """The data is corrupt: bytes are missing, truncated or modified."""
+
+
+class BrokenFileError(DataError):
+    """One file of a source cannot be read. A conversion leaves it out and continues.
+
+    Args:
+        path: The file.
+        reason: What is wrong with it, to follow its name; without content.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        words = " ".join(reason.split())
+        is_sentence = words.startswith(":")
+        super().__init__(f"{path}{words}" if is_sentence else f"{path} {words}")
+        self.reason = words.lstrip(": ") if is_sentence else f"the file {words}"
 
 
 class GoneError(DataError):

@@ -49,6 +49,8 @@ def reader_for(path: Path) -> type[Reader]:
     """
     if not path.exists():
         raise DataError(f"{path} does not exist: use a file or folder to convert.")
+    if not path.is_file() and not path.is_dir():
+        raise DataError(f"{path} is neither a file nor a folder: copy its content to a file first.")
     claims = [kind for kind in all_readers().values() if kind.claims(path)]
     if path.is_dir() and len(claims) > 1:  # an index file takes precedence over the suffixes of other files
         claims = [kind for kind in claims if kind.name in {"huggingface", "litdata", "mds"}] or claims

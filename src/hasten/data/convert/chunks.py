@@ -15,6 +15,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, spread
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, size_of
 from hasten.data.convert.refusals import no_records, truncated
 from hasten.data.convert.typing import read_records, types_of
 
@@ -58,15 +59,15 @@ class Chunked(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer types from the first samples of some files."""
-        records = []
-        for unit in spread(units):
-            read = cls.open(Path(unit.path).parent)(unit.path)
-            records += [
-                record for (_, record), _ in zip(read, range(_INFERRED_SAMPLES), strict=False) if isinstance(record, dict)
-            ]
-        if not records:
-            raise no_records(units[0].path, "its first samples cannot be read")
-        return types_of(records, choices)
+
+        def load(unit: Unit) -> list[dict[str, Any]]:
+            samples = islice(cls.open(Path(unit.path).parent)(unit.path), _INFERRED_SAMPLES)
+            records = [record for _, record in samples if isinstance(record, dict)]
+            if not records:
+                raise no_records(unit.path, "its first samples cannot be read")
+            return records
+
+        return types_of(list(chain.from_iterable(sampled(units, load))), choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -91,21 +92,16 @@ def _read_index(file: Path, _size: int, _changed_ns: int) -> dict[str, Any]:
     """Read the index once for all units of a folder, because it lists all its files."""
     try:
         read: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
 
 
 def chunk_unit(path: Path, name: str) -> Unit:
-    """Return the unit of a chunk file, whose name comes from an untrusted index.
-
-    Raises:
-        DataError: The file is not in the folder.
-    """
+    """Return the unit of a chunk file, whose name comes from an untrusted index. A missing file is a problem."""
     file = path / Path(name).name
-    if not file.is_file():
-        raise DataError(f"{path / 'index.json'} lists {name}, which does not exist: copy the folder again.")
-    return Unit(path=str(file), num_bytes=file.stat().st_size)
+    missing = "the file is listed in index.json but does not exist: copy the folder again"
+    return Unit(path=str(file), num_bytes=size_of(file), problem="" if file.is_file() else missing)
 
 
 def samples_of(
@@ -144,7 +140,7 @@ def _values(sample: memoryview, decodes: Sequence[tuple[int | None, Decode]]) ->
             return f"field {number} extends beyond the end of the sample"
         try:
             values.append(decode(sample[start:end]))
-        except (ValueError, KeyError, IndexError) as error:
+        except Exception as error:  # noqa: BLE001  whatever a sample contains, the others can be read
             return f"field {number}: {type(error).__name__}: its bytes do not match its type"
         start = end
     return values

@@ -8,14 +8,21 @@ are missing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from hasten.core.errors import DataError
+from hasten.core.errors import BrokenFileError, DataError
+from hasten.data.convert.listing import Listing, has_files, is_utf8, listed
+from hasten.data.convert.reasons import reason_of
+
+Loaded = TypeVar("Loaded")
+MAX_FILE_BYTES = 2**30
+"""Maximum size of a file that is one record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +35,9 @@ class Unit:
         end: End of the unit (exclusive).
         files: File names, if the unit is a list of files.
         num_bytes: Approximate number of bytes to read, for the progress bar.
+        problem: Why the file cannot be read; empty if it can.
+        notes: What was left out when the source was listed, with counts.
+        values: Names and values in the names of its folders, such as `year=2020`.
     """
 
     path: str
@@ -35,6 +45,9 @@ class Unit:
     end: int = 0
     files: tuple[str, ...] = ()
     num_bytes: int = 0
+    problem: str = ""
+    notes: tuple[tuple[str, int], ...] = ()
+    values: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,12 +59,27 @@ class Bad:
         position: Position of the record in the file, in words.
         reason: Why the record cannot be used, without its content.
         record: The record as it was read, unless it is the whole file.
+        is_rest: True if all records after it are lost as well.
     """
 
     source: str
     position: str
     reason: str
     record: bytes = b""
+    is_rest: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """Tell the user about parts of a source that were skipped or interpreted.
+
+    Attributes:
+        words: What they are and what was done, to be followed by their number; without content.
+        count: Their number.
+    """
+
+    words: str
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +110,7 @@ class Choices:
 
 Item = TypeVar("Item")
 Rows: TypeAlias = "Mapping[str, Any] | pa.Table"
+ReadPart: TypeAlias = "Rows | Bad | Note"
 
 
 class Reader(ABC):
@@ -91,11 +120,13 @@ class Reader(ABC):
         name: Name for `--format`.
         words: What the reader accepts, for the help.
         needs: Additional package that must be installed; empty for none.
+        reads_partitions: True if values in the names of folders become columns. All rows must be Arrow tables.
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
     needs: ClassVar[str] = ""
+    reads_partitions: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -123,46 +154,89 @@ class Reader(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """Return the rows of a unit in batches of a few thousand, and its bad records."""
+    def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
+        """Return the rows of a unit in batches of a few thousand, its bad records, and notes.
+
+        Raises:
+            BrokenFileError: The rest of the unit cannot be read. Any exception that is not a `HastenError` means the same.
+            HastenError: The conversion cannot continue.
+        """
 
 
 def spread(units: Sequence[Item], wanted: int = 3) -> list[Item]:
     """Select items from the first to the last, such as units to infer types from."""
-    places = {round(place * (len(units) - 1) / (wanted - 1)) for place in range(wanted)}
+    places = {round(place * (len(units) - 1) / max(wanted - 1, 1)) for place in range(wanted)}
     return [units[number] for number in sorted(places)]
 
 
-def files_under(path: Path, endings: Sequence[str]) -> list[Path]:
-    """Return the file itself, or all files in a folder with these suffixes, sorted. Hidden files are skipped.
+def sampled(units: Sequence[Unit], load: Callable[[Unit], Loaded], wanted: int = 3) -> list[Loaded]:
+    """Return what is loaded from units spread over the source. Units that cannot be read are left out.
+
+    Raises:
+        DataError: None of the units can be read; says why for the first.
+    """
+    chosen = spread(units, wanted)
+    loaded: list[Loaded] = []
+    problem = ""
+    for number, unit in enumerate(chain(chosen, units)):
+        if loaded and number >= len(chosen):
+            break
+        try:
+            loaded.append(load(unit))
+        except Exception as error:  # noqa: BLE001  a damaged file ends no conversion; `reason_of` raises what does
+            reason = reason_of(error)
+            problem = problem or (str(error) if isinstance(error, BrokenFileError) else f"{unit.path}: {reason}")
+    if not loaded:
+        raise DataError(problem)
+    return loaded
+
+
+def units_of(path: Path, endings: Sequence[str], parts: Callable[[Path], Iterable[Unit]]) -> list[Unit]:
+    """Return the units of all files of a source. A file that cannot be read is a unit with a problem.
+
+    Args:
+        path: A file or a folder.
+        endings: Endings of the files, in lower case.
+        parts: Returns the units of a file.
 
     Raises:
         DataError: There is no such file.
     """
-    if path.is_file():
-        return [path]
-    files = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in endings
-        and file.is_file()
-        and not any(p.startswith(".") for p in file.relative_to(path).parts)
-    )
-    if not files:
-        raise DataError(f"{path} contains no {', '.join(endings)} files: check that it is the right folder.")
-    return files
+    listing = listed(path, endings)
+    units = [Unit(path=str(file), problem=reason) for file, reason in listing.problems]
+    for file in listing.files:
+        try:
+            made = list(parts(file))
+        except Exception as error:  # noqa: BLE001  a damaged file ends no conversion; `reason_of` raises what does
+            made = [Unit(path=str(file), problem=reason_of(error))]
+        listing.skipped["files without records"] += not made
+        units += made
+    return _noted(units, listing)
+
+
+def _noted(units: list[Unit], listing: Listing) -> list[Unit]:
+    notes = tuple((words, count) for words, count in listing.skipped.items() if count)
+    return [replace(units[0], notes=notes), *units[1:]] if units else units
 
 
 def whole_files(path: Path, endings: Sequence[str]) -> list[Unit]:
     """Return one unit per file."""
-    return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files_under(path, endings)]
+    return units_of(path, endings, lambda file: [Unit(path=str(file), num_bytes=file.stat().st_size)])
 
 
-def has_files(path: Path, endings: Sequence[str]) -> bool:
-    """Return True for a file with one of these suffixes, or a folder that contains one."""
-    if path.is_file():
-        return path.suffix.lower() in endings
-    return path.is_dir() and any(file.suffix.lower() in endings for file in path.rglob("*"))
+def file_bytes(path: Path) -> bytes:
+    """Read a file that is one record.
+
+    Raises:
+        ValueError: It is empty, or too large.
+        OSError: It cannot be read.
+    """
+    size = path.stat().st_size
+    if not size:
+        raise ValueError("the file is empty")
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"the file is larger than {MAX_FILE_BYTES:,} bytes")
+    return path.read_bytes()
 
 
 class FileFolder(Reader):
@@ -183,17 +257,29 @@ class FileFolder(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return units of a few hundred files."""
-        files = files_under(path, cls.endings)
+        listing = listed(path, cls.endings)
         root = path if path.is_dir() else path.parent
+        unnamed = [file for file in listing.files if not is_utf8(file.relative_to(root).as_posix())]
+        problems = [*listing.problems, *((file, "its name is not UTF-8") for file in unnamed)]
+        files = sorted(set(listing.files) - set(unnamed)) if unnamed else listing.files
         groups = [files[start : start + cls.unit_files] for start in range(0, len(files), cls.unit_files)]
-        return [
+        units = [
             Unit(
                 path=str(root),
                 files=tuple(file.relative_to(root).as_posix() for file in group),
-                num_bytes=sum(file.stat().st_size for file in group),
+                num_bytes=sum(size_of(file) for file in group),
             )
             for group in groups
         ]
+        return _noted([*units, *(Unit(path=str(file), problem=reason) for file, reason in problems)], listing)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it has vanished."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def folder_of(name: str) -> str:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from hasten.core.errors import DataError
+from hasten.core.errors import BrokenFileError, DataError
 
 UTF_8 = "utf-8"
 HEAD_BYTES = 2**20
@@ -45,15 +45,16 @@ def encoding_of(path: str, chosen: str = "", *, is_checked: bool = True) -> str:
             return name
     if head[:64].count(0) > 16:
         guess = "utf-16-le" if head[1:64:2].count(0) > head[:64:2].count(0) else "utf-16-be"
-        raise DataError(f"{path} looks like UTF-16 without a byte order mark: set --encoding {guess}.")
+        raise BrokenFileError(path, f"looks like UTF-16 without a byte order mark: set --encoding {guess}.")
     try:
         if is_checked:
             codecs.getincrementaldecoder(UTF_8)().decode(head)
     except UnicodeDecodeError as error:
         guess = "cp1252" if _decodes(head, "cp1252") else "latin-1"
-        raise DataError(
-            f"{path} is not UTF-8 (byte 0x{head[error.start]:02x} at offset {error.start:,}). Set the encoding it was "
-            f"written in, perhaps --encoding {guess}, or --encoding utf-8 to quarantine the rows that are not UTF-8."
+        raise BrokenFileError(
+            path,
+            f"is not UTF-8 (byte 0x{head[error.start]:02x} at offset {error.start:,}). Set the encoding it was written in, "
+            f"perhaps --encoding {guess}, or --encoding utf-8 to quarantine the rows that are not UTF-8.",
         ) from error
     return UTF_8
 
@@ -99,6 +100,6 @@ def is_valid(path: str, encoding: str) -> bool:
     return True
 
 
-def not_encoded(path: str, encoding: str, error: UnicodeDecodeError) -> DataError:
+def not_encoded(path: str, encoding: str, error: UnicodeDecodeError) -> BrokenFileError:
     """Build the error for a file that is not in the encoding it was read with."""
-    return DataError(f"{path} is not {encoding} ({error.reason}): set --encoding to the encoding it was written in.")
+    return BrokenFileError(path, f"is not {encoding} ({error.reason}): set --encoding to the encoding it was written in.")

@@ -10,19 +10,25 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from hasten.core.errors import DataError
 from hasten.core.machine import read_cores
 from hasten.data.convert.choose import reader_for, reader_named
 from hasten.data.convert.contract import Choices, Reader, Unit
+from hasten.data.convert.partitions import in_words as in_words_of_partitions
+from hasten.data.convert.partitions import types_of_values, with_values
 from hasten.data.convert.processes import in_processes
-from hasten.data.convert.quarantine import BAD, check_rate, write_quarantine
+from hasten.data.convert.quarantine import BAD, write_quarantine
+from hasten.data.convert.rate import check_rate
+from hasten.data.convert.reasons import in_words, tallied
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.convert.unit import Converted, Task, convert_unit
 from hasten.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
@@ -61,7 +67,8 @@ class Result:
         num_bad: Number of records quarantined.
         num_resumed: Number of units completed by an earlier run.
         quarantine: File of bad records; None if there were none.
-        remarks: What the reader decided about the source.
+        reasons: Why records were quarantined, with counts, the commonest first.
+        remarks: What the reader decided about the source, and what it skipped.
     """
 
     manifest: Manifest
@@ -69,6 +76,7 @@ class Result:
     num_bad: int
     num_resumed: int
     quarantine: Path | None
+    reasons: Mapping[str, int]
     remarks: tuple[str, ...]
 
 
@@ -133,11 +141,16 @@ def convert(
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
     choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter)
-    units = reader.units(path, choices)
+    units = with_values(reader.units(path, choices), path)
     if not units:
         raise DataError(f"{path} is empty: there is nothing to convert.")
-    remarks = reader.remarks(units, choices)
-    choices = _typed(reader, units, choices, have if mode == "append" else None)
+    usable = [unit for unit in units if not unit.problem]
+    if not usable:
+        problems = in_words(tallied((unit.problem, 1) for unit in units)) if len(units) > 1 else units[0].problem
+        raise DataError(f"{units[0].path if len(units) == 1 else path} cannot be read: {problems.rstrip('.')}.")
+    remarks = reader.remarks(usable, choices)
+    columns_of_folders, choices = _partitions(path, reader, usable, choices, remarks)
+    choices, partitions = _typed(reader, usable, choices, columns_of_folders, have if mode == "append" else None)
     rows = block_rows or (2**20 if tokenizing and tokenizing.flat else BLOCK_ROWS)
     if have is not None and mode == "append":
         rows = have.block_rows
@@ -149,6 +162,7 @@ def convert(
                 unit=unit,
                 reader=reader.name,
                 choices=choices,
+                partitions=partitions,
                 tokenizing=tokenizing,
                 store=str(store),
                 folder=str(folder / f"{number:06d}"),
@@ -168,6 +182,8 @@ def convert(
         quarantine = write_quarantine(store, _first_shard(parts), [Path(task.folder) / BAD for task in tasks])
         # An earlier run may have been stopped right after publishing: then the version exists and only its folder is left.
         manifest = have
+        notes = tallied(note for part in parts for note in part.notes.items())
+        remarks += [f"{words}: {count:,}" for words, count in notes.items()]
         if manifest is None or not ended:
             provenance = _provenance(path, reader, parts, quarantine, remarks)
             manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
@@ -178,6 +194,7 @@ def convert(
         num_bad=sum(part.num_bad for part in parts),
         num_resumed=resumed,
         quarantine=store / quarantine if quarantine else None,
+        reasons=tallied(reason for part in parts for reason in part.reasons.items()),
         remarks=tuple(remarks),
     )
 
@@ -201,14 +218,52 @@ class Processes:
         )  # fmt: skip
 
 
-def _typed(reader: type[Reader], units: Sequence[Unit], choices: Choices, have: Manifest | None) -> Choices:
-    """Return the choices with the types that all units must have: of the existing store, or inferred from the source."""
+def _partitions(
+    path: Path, reader: type[Reader], units: Sequence[Unit], choices: Choices, remarks: list[str]
+) -> tuple[dict[str, pa.DataType], Choices]:
+    """Return the columns in the names of folders, and the choices for the other ones. Says what is decided in the remarks.
+
+    Raises:
+        DataError: Only columns in the names of folders were requested.
+    """
+    types = types_of_values(units)
+    above = [part for part in path.parts if "=" in part]
+    if above and reader.reads_partitions:
+        remarks.append(f"not read: {', '.join(above)} in the path of the source; convert the folder above to get a column")
+    if not types or not reader.reads_partitions:
+        remarks += [f"not read: the values in the names of folders ({', '.join(types)})"] if types else []
+        return {}, choices
+    schema = reader.schema(units, replace(choices, columns=()))
+    in_files = schema.names if schema is not None else []
+    remarks += in_words_of_partitions(types, in_files)
+    of_folders = {name: kind for name, kind in types.items() if name not in in_files}
+    if not choices.columns:
+        return of_folders, choices
+    rest = tuple(name for name in choices.columns if name not in of_folders)
+    if not rest:
+        wanted = ", ".join(choices.columns)
+        raise DataError(f"{wanted}: not columns of the files. Add one of {', '.join(in_files)} (--columns).")
+    return {name: kind for name, kind in of_folders.items() if name in choices.columns}, replace(choices, columns=rest)
+
+
+def _typed(
+    reader: type[Reader],
+    units: Sequence[Unit],
+    choices: Choices,
+    columns_of_folders: Mapping[str, pa.DataType],
+    have: Manifest | None,
+) -> tuple[Choices, tuple[tuple[str, str], ...]]:
+    """Return the choices with the types that all units must have, and the types of columns in the names of folders.
+
+    They are those of the existing store, or inferred from the source.
+    """
+    types = dict(columns_of_folders)
     schema = reader.schema(units, choices)
-    if schema is None:
-        return choices
-    if have is not None and set(schema.names) == set(have.schema.names):
-        schema = have.schema
-    return replace(choices, schema=schema.serialize().to_pybytes())
+    if have is not None and schema is not None and {*schema.names, *types} == set(have.schema.names):
+        types = {name: have.schema.field(name).type for name in types}
+        schema = pa.schema([part for part in have.schema if part.name not in types])
+    partitions = tuple((name, str(kind)) for name, kind in types.items())
+    return (choices if schema is None else replace(choices, schema=schema.serialize().to_pybytes())), partitions
 
 
 def _name(path: Path, units: Sequence[Unit], chosen: tuple[object, ...], tokenizing: Tokenizing | None) -> str:
@@ -218,9 +273,12 @@ def _name(path: Path, units: Sequence[Unit], chosen: tuple[object, ...], tokeniz
     if tokenizing is not None and Path(tokenizing.tokenizer).is_file():
         files.add(tokenizing.tokenizer)
     for name in sorted(files):
-        stat = Path(name).stat()
-        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    digest.update(f"{path.resolve()} {len(units)}".encode())
+        try:
+            stat = Path(name).stat()
+        except OSError:  # it has vanished, or is a link to nothing
+            continue
+        digest.update(os.fsencode(f"{name} {stat.st_size} {stat.st_mtime_ns}\n"))
+    digest.update(os.fsencode(f"{path.resolve()} {len(units)}"))
     return f"convert-{digest.hexdigest()[:16]}"
 
 
@@ -261,7 +319,7 @@ def _convert_rest(
     """Convert the remaining tasks, and add the results to `done`."""
     total = sum(task.unit.num_bytes for task in tasks)
 
-    def report(*, ended: bool) -> None:
+    def report() -> None:
         records, bad = (sum(getattr(part, name) for part in done.values()) for name in ("num_records", "num_bad"))
         progress(
             Progress(
@@ -273,12 +331,12 @@ def _convert_rest(
                 num_bad=bad,
             )
         )
-        check_rate(records, bad, max_bad_frac, ended=ended, where=f"{folder}/*/{BAD}")
+        check_rate(done.values(), len(tasks), max_bad_frac, where=f"{folder}/*/{BAD}")
 
-    report(ended=False)
+    report()
     for part in run([task for task in tasks if task.number not in done]):
         done[part.number] = part
-        report(ended=len(done) == len(tasks))
+        report()
 
 
 def _is_published(have: Manifest | None, parts: Iterable[Converted]) -> bool:
@@ -298,7 +356,7 @@ def _provenance(
 ) -> dict[str, Any]:
     """Describe what the rows are made from, and which file contains the rejected records."""
     return {
-        "source": path.name,
+        "source": path.name.encode("utf-8", "backslashreplace").decode(),
         "format": reader.name,
         "units": len(parts),
         "records": sum(part.num_records for part in parts),

@@ -6,14 +6,19 @@ import json
 import math
 from typing import Any
 
+from hasten.data.convert.reasons import reason_of
 from hasten.data.convert.typing import record_of
 
+MAX_RECORD_BYTES = 2**26
+"""Maximum size of a record."""
 _MAX_DIGITS = 40
 """Maximum number of digits of an integer. No column stores more than 20."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | str:
     """Return the record of a line, or the reason why it has none."""
+    if len(line) > MAX_RECORD_BYTES:
+        return f"longer than {MAX_RECORD_BYTES:,} bytes"
     try:
         return record_of(loads(line))
     except json.JSONDecodeError as error:
@@ -22,6 +27,8 @@ def parsed(line: bytes) -> dict[str, Any] | str:
         return f"invalid UTF-8: {error.reason} at byte {error.start} of the record"
     except ValueError as error:
         return f"invalid JSON: {error}"
+    except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be read
+        return reason_of(error)
 
 
 def loads(data: bytes | memoryview) -> Any:

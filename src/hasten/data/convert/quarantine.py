@@ -1,4 +1,4 @@
-"""Quarantine bad records in a file of the store, and fail a conversion that finds too many.
+"""Quarantine bad records in a file of the store.
 
 The file contains the source, position and reason of each bad record, and the record itself as base64. Only its owner can
 read it. No log or message ever shows the content of a record. Each conversion has its own file, which is complete before the
@@ -15,15 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from hasten.core.errors import DataError
 from hasten.core.files import flush_folder
 from hasten.data.convert.contract import Bad
 from hasten.data.store.layout import QUARANTINE
 
 BAD = "bad.jsonl"
 """File name for the bad records of one unit until the store is published."""
-_EARLY = 1000
-"""Number of records after which a conversion can fail before its end."""
+MAX_RECORD_BYTES = 2**20
+"""Number of bytes of a record that are kept."""
 
 
 def line_of(bad: Bad) -> str:
@@ -32,7 +31,8 @@ def line_of(bad: Bad) -> str:
         "source": bad.source,
         "position": bad.position,
         "reason": bad.reason,
-        "record_base64": base64.b64encode(bad.record).decode("ascii"),
+        "record_base64": base64.b64encode(bad.record[:MAX_RECORD_BYTES]).decode("ascii"),
+        **({"record_bytes": len(bad.record)} if len(bad.record) > MAX_RECORD_BYTES else {}),
     }
     return json.dumps(entry) + "\n"
 
@@ -70,25 +70,3 @@ def write_quarantine(store: Path, name: str, parts: Iterable[Path]) -> str | Non
     for changed in (folder, store):
         flush_folder(changed)
     return f"{QUARANTINE}/{path.name}"
-
-
-def check_rate(good: int, bad: int, max_bad_frac: float, *, ended: bool, where: str) -> None:
-    """Fail a conversion that finds too many bad records.
-
-    Args:
-        good: Number of records used.
-        bad: Number of records quarantined.
-        max_bad_frac: Maximum share of bad records.
-        ended: True if all records were read. Before the end, at least 1,000 records are required to fail.
-        where: File that lists the bad records.
-
-    Raises:
-        DataError: There are too many bad records.
-    """
-    total = good + bad
-    if bad and (ended or total >= _EARLY) and bad > max_bad_frac * total:
-        raise DataError(
-            f"{bad:,} of {total:,} records are bad, more than {max_bad_frac:.2%}. {where} lists them with reasons. Fix the "
-            f"records, set the columns or the format if they were guessed wrong, or allow more bad records (--max-bad). "
-            f"Nothing was published."
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from hasten.core.errors import DataError
+from hasten.core.errors import BrokenFileError, DataError
 from hasten.data.convert.contract import Choices
 
 
@@ -22,17 +22,17 @@ def needed_types(choices: Choices) -> pa.Schema:
     return schema
 
 
-def no_records(path: str, wanted: str) -> DataError:
-    """Build the error for a source without records."""
-    return DataError(f"{path} contains no records: {wanted}.")
+def no_records(path: str, wanted: str) -> BrokenFileError:
+    """Build the error for a file without records."""
+    return BrokenFileError(path, f"contains no records: {wanted}.")
 
 
-def truncated(path: str, where: str = "") -> DataError:
+def truncated(path: str, where: str = "") -> BrokenFileError:
     """Build the error for a truncated file."""
-    return DataError(f"{path} is truncated{f' {where}' if where else ''}: copy or download it again.")
+    return BrokenFileError(path, f"is truncated{f' {where}' if where else ''}: copy or download it again.")
 
 
-def broken(path: str, trouble: object, otherwise: str = "remove the rest") -> DataError:
+def broken(path: str, trouble: object, otherwise: str = "remove the rest") -> BrokenFileError:
     """Build the error for a file that cannot be read beyond some position.
 
     Args:
@@ -40,7 +40,7 @@ def broken(path: str, trouble: object, otherwise: str = "remove the rest") -> Da
         trouble: The problem at that position, without content.
         otherwise: What to do if the file cannot be fixed.
     """
-    return DataError(f"{path}: {trouble}. Fix the file, or {otherwise}.")
+    return BrokenFileError(path, f": {trouble}. Fix the file, or {otherwise}.")
 
 
 def no_such_column(path: str, column: str, have: list[str]) -> DataError:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,12 +13,15 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices
+from hasten.data.convert.reasons import reason_of
 from hasten.data.convert.refusals import needed_types
 
 Found: TypeAlias = tuple[str, dict[str, Any] | str, Any]
 """One item of a source: its position in words, its record or the reason it has none, and its raw form."""
 _TABLE_ROWS = 256
 """Number of rows of a table built at once. It is small because a record can be an image file."""
+_TABLE_BYTES = 2**26
+"""Number of bytes of such a table, of text and bytes alone."""
 _MAJORITY_FRAC = 0.9
 """Minimum share of values of one kind for the other values to be treated as errors."""
 _MAX_DEPTH = 64
@@ -36,6 +38,8 @@ def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
         DataError: A column contains different kinds of values, or a requested column is in none of the records.
     """
     records = [record for record in records if _depth(record) <= _MAX_DEPTH]
+    if not records:
+        raise DataError(f"all records are nested more than {_MAX_DEPTH} levels deep: flatten them.")
     names = list(dict.fromkeys(name for record in records for name in record))
     missing = [name for name in choices.columns if name not in names]
     if missing:
@@ -54,9 +58,28 @@ def read_records(
     path: str, found: Iterable[Found], choices: Choices, raw: Callable[[Any], bytes] = bytes
 ) -> Iterator[pa.Table | Bad]:
     """Convert the records of a file to tables with a bounded number of rows; see `tables_of` for the arguments."""
-    schema, remaining = needed_types(choices), iter(found)
-    while some := list(islice(remaining, _TABLE_ROWS)):
+    schema = needed_types(choices)
+    for some in batches(found):
         yield from tables_of(path, some, schema, choices, raw)
+
+
+def batches(found: Iterable[Found]) -> Iterator[list[Found]]:
+    """Group items so that their number and the bytes of their values are bounded."""
+    some, size = list[Found](), 0
+    try:
+        for item in found:
+            some.append(item)
+            values = item[1].values() if isinstance(item[1], dict) else ()
+            size += sum(len(value) for value in values if isinstance(value, (bytes, str)))
+            if len(some) >= _TABLE_ROWS or size >= _TABLE_BYTES:
+                yield some
+                some, size = [], 0
+    except Exception:
+        if some:
+            yield some  # what was found before the damage
+        raise
+    if some:
+        yield some
 
 
 def tables_of(
@@ -74,19 +97,44 @@ def tables_of(
     checks = {part.name: _check_of(part.type) for part in schema}
     good: list[dict[str, Any]] = []
     for position, record, source in found:
-        reason = record if isinstance(record, str) else _misfit(record, schema, checks, choices)
+        try:
+            reason = record if isinstance(record, str) else _misfit(record, schema, checks, choices)
+        except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be stored
+            reason = reason_of(error)
         if reason or isinstance(record, str):
             yield Bad(path, position, reason, raw(source))
         else:
             good.append(record)
-    if good:
-        yield pa.table([pa.array([record.get(part.name) for record in good], part.type) for part in schema], schema=schema)
+    if not good:
+        return
+    try:
+        yield _table_of(good, schema)
+    except Exception:  # noqa: BLE001  one of the records cannot be stored; find it
+        yield from _one_by_one(path, found, good, schema, raw)
+
+
+def _table_of(records: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table([pa.array([record.get(part.name) for record in records], part.type) for part in schema], schema=schema)
+
+
+def _one_by_one(
+    path: str, found: Sequence[Found], good: Sequence[dict[str, Any]], schema: pa.Schema, raw: Callable[[Any], bytes]
+) -> Iterator[pa.Table | Bad]:
+    places = {id(record): (position, source) for position, record, source in found}
+    for record in good:
+        try:
+            yield _table_of([record], schema)
+        except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be stored
+            position, source = places[id(record)]
+            yield Bad(path, position, reason_of(error), raw(source))
 
 
 def _misfit(record: dict[str, Any], schema: pa.Schema, checks: Mapping[str, Callable[[Any], bool]], choices: Choices) -> str:
     """Return the reason why columns of these types would change a record; empty if they store it as it is."""
     if not choices.columns and not record.keys() <= checks.keys():
         unknown = min(record.keys() - checks.keys())
+        if _depth(record) > _MAX_DEPTH:
+            return "nested too deeply"
         return f"unknown field {unknown!r}: it is not in the records that the types were inferred from"
     for name, fits in checks.items():
         value = record.get(name)

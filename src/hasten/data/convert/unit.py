@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pyarrow as pa
 
 from hasten.core.files import write_atomically
 from hasten.data.convert.choose import reader_named
-from hasten.data.convert.contract import Bad, Choices, Unit
+from hasten.data.convert.contract import Bad, Choices, FileFolder, Note, ReadPart, Unit
+from hasten.data.convert.partitions import with_columns
 from hasten.data.convert.quarantine import BAD, line_of, open_private
+from hasten.data.convert.reasons import reason_of, tallied
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.store.write import ShardWriter, Written
 
@@ -29,6 +33,7 @@ class Task:
         unit: What to read.
         reader: Name of the reader.
         choices: Options for the reader.
+        partitions: Names and types of columns whose values are in the names of folders.
         tokenizing: Tokenization of the rows; None for none.
         store: Folder of the store.
         folder: Folder of this unit only.
@@ -40,6 +45,7 @@ class Task:
     unit: Unit
     reader: str
     choices: Choices
+    partitions: tuple[tuple[str, str], ...]
     tokenizing: Tokenizing | None
     store: str
     folder: str
@@ -57,6 +63,9 @@ class Converted:
         num_records: Number of records used. It differs from the number of rows if tokens are concatenated.
         num_bad: Number of records quarantined.
         num_bytes: Size of the unit in the source, in bytes.
+        is_lost: True if the unit, with possibly many records, was not read to its end.
+        reasons: Why records were quarantined, with counts.
+        notes: What was skipped or interpreted, with counts.
     """
 
     number: int
@@ -64,6 +73,9 @@ class Converted:
     num_records: int
     num_bad: int
     num_bytes: int
+    is_lost: bool
+    reasons: Mapping[str, int]
+    notes: Mapping[str, int]
 
     @classmethod
     def load(cls, folder: Path) -> Converted | None:
@@ -105,23 +117,49 @@ def convert_unit(task: Task) -> Converted:
         return done
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    records = bad = 0
-    reader = reader_named(task.reader)
+    records, is_lost = 0, False
+    reasons, notes = Counter[str](), Counter(dict(task.unit.notes))
     writer = ShardWriter(task.store, block_rows=task.block_rows, shard_bytes=task.shard_bytes, folder=folder)
     with writer, open_private(folder / BAD) as quarantine:
-        for rows in reader.read(task.unit, task.choices):
-            if isinstance(rows, Bad):
-                quarantine.write(line_of(rows))
-                bad += 1
-                continue
-            records += _count(rows)
-            writer.write(task.tokenizing(rows) if task.tokenizing else rows)
+        for part in _read(task):
+            if isinstance(part, Note):
+                notes[part.words] += part.count
+            elif isinstance(part, Bad):
+                quarantine.write(line_of(part))
+                reasons[part.reason] += 1
+                is_lost |= part.is_rest
+            else:
+                records += _count(part)
+                writer.write(task.tokenizing(part) if task.tokenizing else part)
         written = writer.finish()
     converted = Converted(
-        number=task.number, written=written, num_records=records, num_bad=bad, num_bytes=task.unit.num_bytes
+        number=task.number,
+        written=written,
+        num_records=records,
+        num_bad=reasons.total(),
+        num_bytes=task.unit.num_bytes,
+        is_lost=is_lost,
+        reasons=tallied(reasons.items()),
+        notes=dict(notes),
     )
     converted.save(folder)
     return converted
+
+
+def _read(task: Task) -> Iterator[ReadPart]:
+    """Yield what a reader finds in a unit. An exception quarantines the rest of the unit, unless it concerns all of them."""
+    unit, reader = task.unit, reader_named(task.reader)
+    if unit.problem:
+        yield Bad(unit.path, "the file", unit.problem, is_rest=not issubclass(reader, FileFolder))
+        return
+    records, types = 0, {name: pa.type_for_alias(kind) for name, kind in task.partitions}
+    try:
+        for part in reader.read(unit, task.choices):
+            records += 0 if isinstance(part, (Bad, Note)) else _count(part)
+            yield with_columns(part, unit, types) if isinstance(part, pa.Table) and types else part
+    except Exception as error:  # noqa: BLE001  a damaged file ends no conversion; `reason_of` raises what does
+        position = f"after {records:,} records" if records else "the file"
+        yield Bad(unit.path, position, reason_of(error), is_rest=True)
 
 
 def _count(rows: Any) -> int:

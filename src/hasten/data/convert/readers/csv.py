@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.csv
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, whole_files
 from hasten.data.convert.dialect import MAX_FIELD_BYTES, Dialect, check_rows, dialect_of
 from hasten.data.convert.encoding import UTF_8, is_valid, not_encoded
+from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken, needed_types, no_such_column
 from hasten.data.convert.text_columns import converted, type_of_texts
 
@@ -33,6 +34,7 @@ class Csv(Reader):
 
     name: ClassVar[str] = "csv"
     words: ClassVar[str] = "comma- or tab-separated values with a header row (.csv, .tsv)"
+    reads_partitions: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, path: Path) -> bool:
@@ -47,26 +49,28 @@ class Csv(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer types from the first rows of some files."""
-        samples = []
-        for unit in spread(units):
+
+        def load(unit: Unit) -> tuple[str, pa.Table]:
             dialect = dialect_of(unit.path, choices)
             missing = [name for name in choices.columns if name not in dialect.names]
             if missing:
                 raise no_such_column(unit.path, missing[0], list(dialect.names))
             batches = _by_python(unit.path, dialect, dialect.names, lambda _: "skip")
-            samples.append(pa.Table.from_batches(list(islice(batches, 1)), _binary(dialect.names)))
+            return unit.path, pa.Table.from_batches(list(islice(batches, 1)), _binary(dialect.names))
+
+        paths, samples = zip(*sampled(units, load), strict=True)
         names = samples[0].column_names
-        for unit, table in zip(spread(units), samples, strict=True):
-            _check_names(unit.path, table.column_names, names)
+        for path, table in zip(paths, samples, strict=True):
+            _check_names(path, table.column_names, names)
         table = pa.concat_tables([table.select(names) for table in samples])
         types = {name: type_of_texts(_texts(table.column(name).combine_chunks())[0]) for name in names}
-        _check_header(units[0].path, types)
+        _check_header(paths[0], types)
         return pa.schema([pa.field(name, types[name]) for name in choices.columns or names])
 
     @classmethod
     def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
         """Return the encodings and delimiters of the files, of some of them if there are many."""
-        dialects = {dialect_of(unit.path, choices) for unit in spread(units, _REMARKED_FILES)}
+        dialects = set(sampled(units, lambda unit: dialect_of(unit.path, choices), _REMARKED_FILES))
         return sorted(
             {f"read as {d.encoding}, fields separated by {_SEPARATORS.get(d.delimiter, d.delimiter)}" for d in dialects}
         )

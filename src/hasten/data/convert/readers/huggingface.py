@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit
+from hasten.core.errors import BrokenFileError, DataError
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, size_of
 
 _STATE = "state.json"
 _ROWS = 2048
@@ -37,14 +37,15 @@ class HuggingFace(Reader):
         try:
             state = json.loads((path / _STATE).read_text(encoding="utf-8"))
             names = [part["filename"] for part in state["_data_files"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path / _STATE} was not written by save_to_disk ({error}).") from error
         if state.get("_indices_data_files"):
             raise DataError(
                 f"{path} contains a selection of rows: call flatten_indices() on the dataset before save_to_disk."
             )
         files = [path / Path(name).name for name in names]
-        return [Unit(path=str(file), num_bytes=file.stat().st_size) for file in files]
+        missing = "the file does not exist: copy the folder again"
+        return [Unit(path=str(file), num_bytes=size_of(file), problem="" if file.is_file() else missing) for file in files]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -60,4 +61,4 @@ class HuggingFace(Reader):
         except KeyError as error:
             raise DataError(f"{unit.path} has no column {error}.") from error
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{unit.path} is not an Arrow stream ({error}).") from error
+            raise BrokenFileError(unit.path, f"is not an Arrow stream ({error}).") from error

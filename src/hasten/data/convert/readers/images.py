@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, folder_of, parts_of, spread
+from hasten.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, file_bytes, folder_of, parts_of, spread
+from hasten.data.convert.reasons import reason_of
 from hasten.data.pictures import ENDINGS, check, decode, has_frames
 
 _ANIMATED = (".avif", ".gif", ".png", ".tif", ".tiff", ".webp")
@@ -43,14 +44,14 @@ class Images(FileFolder):
     def _rows(cls, unit: Unit, choices: Choices) -> Iterator[tuple[int, tuple[Any, ...]] | Bad]:
         for name in unit.files:
             try:
-                image: Any = (Path(unit.path) / name).read_bytes()
+                image: Any = file_bytes(Path(unit.path) / name)
                 if choices.pixels == "decoded":
                     image = decode(image, choices.size)
                     height, width = image.shape[:2]
                 else:
                     height, width = check(image)
-            except (OSError, ValueError) as error:
-                yield Bad(name, "the file", str(error) or type(error).__name__)
+            except Exception as error:  # noqa: BLE001  if one file fails, the others can be read
+                yield Bad(name, "the file", reason_of(error))
                 continue
             num_bytes = image.nbytes if choices.pixels == "decoded" else len(image)
             yield num_bytes, (name, folder_of(name), image, height, width)

@@ -6,22 +6,21 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, has_files, spread, whole_files
+from hasten.core.errors import BrokenFileError
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, whole_files
 from hasten.data.convert.encoding import encoding_of, utf8_chunks
-from hasten.data.convert.json_text import parsed
+from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
+from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken, no_records
 from hasten.data.convert.typing import read_records, types_of
 
 ENDINGS = (".json",)
 _INFERRED_RECORDS = 2048
 """Number of records per file that types are inferred from."""
-_MAX_RECORD_BYTES = 2**26
-"""Size of a record above which a bracket is taken to be missing."""
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|'
 _OF_ARRAY = re.compile(_STRING + rb'[\[\]{},"]', re.DOTALL)
 _OF_RECORD = re.compile(_STRING + rb'[\[\]{}"]', re.DOTALL)
@@ -33,6 +32,7 @@ class JsonArray(Reader):
 
     name: ClassVar[str] = "json"
     words: ClassVar[str] = "JSON, one array of records per file (.json)"
+    reads_partitions: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, path: Path) -> bool:
@@ -47,15 +47,15 @@ class JsonArray(Reader):
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer types from the first records of some files."""
-        records = [
-            record
-            for unit in spread(units)
-            for text in islice(_records(unit.path, choices), _INFERRED_RECORDS)
-            if isinstance(record := parsed(text), dict)
-        ]
-        if not records:
-            raise no_records(units[0].path, "the file must have the form [{...}, {...}, ...]")
-        return types_of(records, choices)
+
+        def load(unit: Unit) -> list[dict[str, Any]]:
+            texts = islice(_records(unit.path, choices), _INFERRED_RECORDS)
+            records = [record for text in texts if isinstance(record := parsed(text), dict)]
+            if not records:
+                raise no_records(unit.path, "the file must have the form [{...}, {...}, ...]")
+            return records
+
+        return types_of(list(chain.from_iterable(sampled(units, load))), choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -74,7 +74,7 @@ def _records(path: str, choices: Choices) -> Iterator[bytes]:
     chunks = utf8_chunks(path, encoding_of(path, choices.encoding, is_checked=False))
     text = next(chunks, b"")
     if not text.lstrip().startswith(b"["):
-        raise DataError(f"{path} does not start with '[': files with one record per line need the suffix .jsonl.")
+        raise BrokenFileError(path, "does not start with '[': files with one record per line need the suffix .jsonl.")
     start = at = text.index(b"[") + 1
     line, depth, is_first = 1, 1, True
     while depth:
@@ -84,7 +84,7 @@ def _records(path: str, choices: Choices) -> Iterator[bytes]:
             more = next(chunks, b"")
             at = (token.start() if token else len(text)) - start
             text, start = text[start:] + more, 0
-            if not more or len(text) > _MAX_RECORD_BYTES:
+            if not more or len(text) > MAX_RECORD_BYTES:
                 line += text.count(b"\n", 0, len(text) - len(text.lstrip()))
                 what = "array does not end after" if depth == 1 else "last record does not end; it begins in"
                 raise broken(path, f"the {what} line {line}", "remove the rest")

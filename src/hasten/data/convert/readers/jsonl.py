@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files, spread
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, units_of
 from hasten.data.convert.encoding import UTF_8, encoding_of, utf8_chunks
-from hasten.data.convert.json_text import parsed
-from hasten.data.convert.refusals import needed_types, no_records
+from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
+from hasten.data.convert.listing import has_files
+from hasten.data.convert.refusals import broken, needed_types, no_records
 from hasten.data.convert.typing import tables_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
@@ -24,6 +26,7 @@ UNIT_BYTES = 32 * 2**20
 _BLOCK_BYTES = 4 * 2**20
 _INFERRED_RECORDS = 2_000
 """Number of records, from several units, that types are inferred from."""
+_INFERRED_UNITS = 4
 _LONG_INTEGER = re.compile(rb"(?<![.\d])\d{16,}(?![.\deE])")
 """Integers that a float may not represent exactly."""
 
@@ -33,6 +36,7 @@ class Jsonl(Reader):
 
     name: ClassVar[str] = "jsonl"
     words: ClassVar[str] = "JSON, one record per line (.jsonl, .ndjson)"
+    reads_partitions: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, path: Path) -> bool:
@@ -42,30 +46,29 @@ class Jsonl(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return ranges of bytes. A line belongs to the range in which it begins."""
-        units = []
-        for file in files_under(path, ENDINGS):
+
+        def parts(file: Path) -> Iterator[Unit]:
             size = file.stat().st_size
             is_utf8 = encoding_of(str(file), choices.encoding, is_checked=False) == UTF_8
             for start in range(0, size, UNIT_BYTES if is_utf8 else max(size, 1)):
                 end = min(start + UNIT_BYTES, size) if is_utf8 else size
-                units.append(Unit(path=str(file), start=start, end=end, num_bytes=end - start))
-        return units
+                yield Unit(path=str(file), start=start, end=end, num_bytes=end - start)
+
+        return units_of(path, ENDINGS, parts)
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer types from records at the start, in the middle and at the end of the source."""
-        sampled = spread(units, 4)
-        records: list[dict[str, Any]] = []
-        for unit in sampled:
-            for number, (_, line) in enumerate(_lines(unit, choices)):
-                if number >= _INFERRED_RECORDS // len(sampled):
-                    break
-                record = parsed(line)
-                if isinstance(record, dict):
-                    records.append(record)
-        if not records:
-            raise no_records(units[0].path, "each line must be one record, {...}")
-        return types_of(records, choices)
+        wanted = -(-_INFERRED_RECORDS // min(len(units), _INFERRED_UNITS))
+
+        def load(unit: Unit) -> list[dict[str, Any]]:
+            lines = islice(_lines(unit, choices), wanted)
+            records = [record for _, line in lines if isinstance(record := parsed(line), dict)]
+            if not records:
+                raise no_records(unit.path, "each line must be one record, {...}")
+            return records
+
+        return types_of(list(chain.from_iterable(sampled(units, load, _INFERRED_UNITS))), choices)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -93,14 +96,26 @@ def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
         offset = unit.start
         if offset:
             file.seek(offset - 1)
-            offset += len(file.readline()) - 1  # skip the end of a line that begins earlier
+            offset += _to_line_end(file, unit.end - offset + 1) - 1  # skip the end of a line that begins earlier
         while offset < unit.end:
-            line = file.readline()
+            line = file.readline(MAX_RECORD_BYTES + 1)
             if not line:
                 return
             if not line.isspace():
                 yield f"byte {offset}", line
             offset += len(line)
+            if not line.endswith(b"\n"):
+                offset += _to_line_end(file, unit.end - offset)
+
+
+def _to_line_end(file: BinaryIO, limit: int) -> int:
+    """Skip the rest of a line, at least up to a limit; return the number of bytes skipped."""
+    skipped = 0
+    while skipped < limit and (part := file.readline(_BLOCK_BYTES)):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
 
 
 def _decoded_lines(path: str, encoding: str) -> Iterator[tuple[str, bytes]]:
@@ -111,6 +126,8 @@ def _decoded_lines(path: str, encoding: str) -> Iterator[tuple[str, bytes]]:
             number += 1
             if line and not line.isspace():
                 yield f"line {number}", line + b"\n"
+        if len(rest) > MAX_RECORD_BYTES:
+            raise broken(path, f"line {number + 1} is longer than {MAX_RECORD_BYTES:,} bytes")
     if rest and not rest.isspace():
         yield f"line {number + 1}", rest
 
@@ -129,7 +146,7 @@ def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choice
     Arrow does not validate UTF-8, rounds large integers to floats, and with fewer columns drops unknown keys of structs.
     """
     block = b"".join(line for _, line in lines)
-    if not all(_is_exact(kind, structs=not choices.columns) for kind in schema.types):
+    if len(block) > MAX_RECORD_BYTES or not all(_is_exact(kind, structs=not choices.columns) for kind in schema.types):
         return None
     try:
         block.decode("utf-8")

@@ -11,8 +11,9 @@ from typing import IO, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from hasten.core.errors import BrokenFileError, DataError
+from hasten.data.convert.contract import MAX_FILE_BYTES, Bad, Choices, Reader, Rows, Unit, units_of
+from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import truncated
 
 ENDINGS = (".npy", ".npz")
@@ -34,28 +35,23 @@ class Numpy(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return units of some rows each. An `.npz` file is one unit, because it is read from its start."""
-        units: list[Unit] = []
         kinds: dict[tuple[Any, ...], Path] = {}
-        for file in files_under(path, ENDINGS):
+
+        def parts(file: Path) -> Iterator[Unit]:
             if file.suffix.lower() == ".npz":
-                units.append(Unit(path=str(file), num_bytes=file.stat().st_size))
-                continue
+                yield Unit(path=str(file), num_bytes=file.stat().st_size)
+                return
             array = _mapped(file)
             kinds.setdefault((array.dtype, array.shape[1:]), file)
             if len(kinds) > 1:
                 names = " and ".join(f"{other.name} ({kind[0]}{list(kind[1])})" for kind, other in kinds.items())
                 raise DataError(f"{names} have rows of different types or shapes: save them as columns of one .npz file.")
             rows = max(1, _UNIT_BYTES // max(1, array[:1].nbytes))
-            units += [
-                Unit(
-                    path=str(file),
-                    start=start,
-                    end=min(start + rows, len(array)),
-                    num_bytes=array[start : start + rows].nbytes,
-                )
-                for start in range(0, len(array), rows)
-            ]
-        return units
+            for start in range(0, len(array), rows):
+                num_bytes = array[start : start + rows].nbytes
+                yield Unit(path=str(file), start=start, end=min(start + rows, len(array)), num_bytes=num_bytes)
+
+        return units_of(path, ENDINGS, parts)
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -71,9 +67,9 @@ class Numpy(Reader):
 
 def _mapped(path: Path) -> npt.NDArray[Any]:
     try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is not a NumPy array of plain numbers: {_reason(error)}.") from error
+        raise BrokenFileError(str(path), f"is not a NumPy array of plain numbers: {_reason(error)}.") from error
     _check(array.dtype, array.ndim, str(path))
     return array
 
@@ -84,21 +80,24 @@ def _archive(path: str, choices: Choices) -> Iterator[Rows]:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             wanted = [name for name in names if not choices.columns or name.removesuffix(".npy") in choices.columns]
+            if not names:
+                raise BrokenFileError(path, "contains no arrays.")
             if not wanted:
                 raise DataError(f"{path} contains the arrays {', '.join(names)}, none of which was requested.")
             files = {name.removesuffix(".npy"): archive.open(name) for name in wanted}
             parts = {name: _Rows(file, f"{path}, {name}") for name, file in files.items()}
             lengths = {name: part.num_rows for name, part in parts.items()}
             if len(set(lengths.values())) > 1:
-                raise DataError(
-                    f"the arrays of {path} differ in their number of rows: {lengths}. Select arrays that belong together "
-                    f"(--columns)."
+                raise BrokenFileError(
+                    path,
+                    f"contains arrays with different numbers of rows: {lengths}. Select arrays that belong together "
+                    f"(--columns).",
                 )
             rows = max(1, _PART_BYTES // max(1, sum(part.row_bytes for part in parts.values())))
             for start in range(0, next(iter(lengths.values())), rows):
                 yield {name: part.read(min(rows, part.num_rows - start)) for name, part in parts.items()}
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise DataError(f"{path} is not a NumPy archive: {_reason(error)}.") from error
+        raise BrokenFileError(path, f"is not a NumPy archive: {_reason(error)}.") from error
 
 
 class _Rows:
@@ -110,16 +109,18 @@ class _Rows:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, self._dtype = read(file)
         except ValueError as error:
-            raise DataError(f"{where} is not a NumPy array of plain numbers: {_reason(error)}.") from error
+            raise BrokenFileError(where, f"is not a NumPy array of plain numbers: {_reason(error)}.") from error
         _check(self._dtype, len(shape), where)
         if fortran and len(shape) > 1:
-            raise DataError(
-                f"{where} is in Fortran order, so its rows are not contiguous: save it with np.ascontiguousarray first."
+            raise BrokenFileError(
+                where, "is in Fortran order, so its rows are not contiguous: save it with np.ascontiguousarray first."
             )
         self._file, self._where = file, where
         self._shape = shape[1:]
         self.num_rows: int = shape[0]
         self.row_bytes = self._dtype.itemsize * math.prod(self._shape)
+        if self.row_bytes > MAX_FILE_BYTES:
+            raise BrokenFileError(where, f"has rows of more than {MAX_FILE_BYTES:,} bytes.")
 
     def read(self, rows: int) -> npt.NDArray[Any]:
         data = self._file.read(rows * self.row_bytes)
@@ -130,8 +131,8 @@ class _Rows:
 
 def _check(dtype: np.dtype[Any], ndim: int, where: str) -> None:
     if dtype.kind not in "biufc" or not ndim:
-        raise DataError(
-            f"{where} contains {dtype} with {ndim} dimensions: it must contain numbers and have at least one dimension."
+        raise BrokenFileError(
+            where, f"contains {dtype} with {ndim} dimensions: it must contain numbers and have at least one dimension."
         )
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.parquet
 
-from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, files_under, has_files
+from hasten.core.errors import BrokenFileError, DataError
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, units_of
+from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import no_such_column
 
 ENDINGS = (".parquet", ".pq")
@@ -23,6 +24,7 @@ class Parquet(Reader):
 
     name: ClassVar[str] = "parquet"
     words: ClassVar[str] = "Parquet (.parquet, .pq)"
+    reads_partitions: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, path: Path) -> bool:
@@ -32,27 +34,36 @@ class Parquet(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return one unit per row group."""
-        units, first = [], None
-        for file in files_under(path, ENDINGS):
+        first: list[pa.Schema] = []
+
+        def parts(file: Path) -> Iterator[Unit]:
             try:
                 read = pyarrow.parquet.ParquetFile(file)
             except (pa.ArrowInvalid, OSError) as error:
-                raise DataError(f"{file} is not a Parquet file: {error}.") from error
-            first = first or read.schema_arrow
-            if not read.schema_arrow.remove_metadata().equals(first.remove_metadata()):
+                raise BrokenFileError(str(file), f"is not a Parquet file: {error}.") from error
+            schema = read.schema_arrow.remove_metadata()
+            if not schema.equals((first or [schema])[0]):
                 raise DataError(f"{file} has other columns than the first file of {path}: convert them to separate stores.")
-            units += [
-                Unit(path=str(file), start=group, end=group + 1, num_bytes=read.metadata.row_group(group).total_byte_size)
-                for group in range(read.metadata.num_row_groups)
-            ]
-        return units
+            first[:] = [schema]
+            for group in range(read.metadata.num_row_groups):
+                size = read.metadata.row_group(group).total_byte_size
+                yield Unit(path=str(file), start=group, end=group + 1, num_bytes=size)
+
+        return units_of(path, ENDINGS, parts)
 
     @classmethod
-    def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
-        """Say if the names of folders hold values, such as `year=2020`, which are not converted."""
-        folders = (part for unit in units for part in Path(unit.path).parts[:-1])
-        keys = sorted({part.partition("=")[0] for part in folders if "=" in part})
-        return [f"not read: the values in the names of folders ({', '.join(keys)})"] if keys else []
+    def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
+        """Return the types of a file; all have the same."""
+
+        def load(unit: Unit) -> pa.Schema:
+            schema = pyarrow.parquet.read_schema(unit.path)
+            missing = [name for name in choices.columns if name not in schema.names]
+            if missing:
+                raise no_such_column(unit.path, missing[0], schema.names)
+            fields = [schema.field(name) for name in choices.columns] if choices.columns else list(schema)
+            return pa.schema(fields)
+
+        return sampled(units, load, 1)[0]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
@@ -67,4 +78,4 @@ class Parquet(Reader):
             ):
                 yield pa.Table.from_batches([batch])
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{unit.path} cannot be read at row group {unit.start}: {error}.") from error
+            raise BrokenFileError(unit.path, f"cannot be read at row group {unit.start}: {error}.") from error

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from hasten.data.convert.contract import Bad, Choices, FileFolder, Rows, Unit, folder_of, parts_of
+from hasten.data.convert.reasons import reason_of
 from hasten.data.convert.refusals import needed_types, no_such_column
 from hasten.data.sound import ENDINGS, Samples, dtype_of, read_sound
 
@@ -60,7 +61,7 @@ class Sound(FileFolder):
 def _dtype_of(path: Path) -> np.dtype[Any]:
     try:
         return dtype_of(path)
-    except ValueError:  # bad when it is converted
+    except (OSError, ValueError):  # bad when it is converted
         return np.dtype(np.int16)
 
 
@@ -68,8 +69,8 @@ def _rows(unit: Unit, dtype: np.dtype[Any]) -> Iterator[tuple[int, tuple[Any, ..
     for name in unit.files:
         try:
             rate, channels, samples = read_sound(Path(unit.path) / name, dtype)
-        except (OSError, ValueError) as error:
-            yield Bad(name, "the file", str(error) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001  if one file fails, the others can be read
+            yield Bad(name, "the file", reason_of(error))
             continue
         yield samples.nbytes, (name, folder_of(name), rate, channels, samples)
 
