@@ -1,4 +1,4 @@
-"""Archives: what is no sample is skipped and counted, and samples are never joined, split or lost without a word."""
+"""Archives: other files are skipped and counted, and samples are never joined, split or lost without a message."""
 
 from __future__ import annotations
 

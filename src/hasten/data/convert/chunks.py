@@ -140,7 +140,7 @@ def _values(sample: memoryview, decodes: Sequence[tuple[int | None, Decode]]) ->
             return f"field {number} extends beyond the end of the sample"
         try:
             values.append(decode(sample[start:end]))
-        except Exception as error:  # noqa: BLE001  whatever a sample contains, the others can be read
+        except Exception as error:  # noqa: BLE001  if one sample fails, the others can be read
             return f"field {number}: {type(error).__name__}: its bytes do not match its type"
         start = end
     return values

@@ -27,7 +27,7 @@ def parsed(line: bytes) -> dict[str, Any] | str:
         return f"invalid UTF-8: {error.reason} at byte {error.start} of the record"
     except ValueError as error:
         return f"invalid JSON: {error}"
-    except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be read
+    except Exception as error:  # noqa: BLE001  if one record fails, the others can be read
         return reason_of(error)
 
 

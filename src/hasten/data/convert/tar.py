@@ -255,8 +255,8 @@ class _Zstd(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if whence != io.SEEK_SET:
+    def seek(self, offset: int, origin: int = 0) -> int:
+        if origin != io.SEEK_SET:
             raise io.UnsupportedOperation("only from the start")
         if offset < self._at:
             self._begin()

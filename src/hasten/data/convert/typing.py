@@ -99,7 +99,7 @@ def tables_of(
     for position, record, source in found:
         try:
             reason = record if isinstance(record, str) else _misfit(record, schema, checks, choices)
-        except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be stored
+        except Exception as error:  # noqa: BLE001  if one record fails, the others can be stored
             reason = reason_of(error)
         if reason or isinstance(record, str):
             yield Bad(path, position, reason, raw(source))
@@ -124,7 +124,7 @@ def _one_by_one(
     for record in good:
         try:
             yield _table_of([record], schema)
-        except Exception as error:  # noqa: BLE001  whatever a record contains, the others can be stored
+        except Exception as error:  # noqa: BLE001  if one record fails, the others can be stored
             position, source = places[id(record)]
             yield Bad(path, position, reason_of(error), raw(source))
 

@@ -88,7 +88,7 @@ def _found(archive: Archive, index: Index) -> Iterator[tuple[str, dict[str, Any]
         record: dict[str, Any] | str
         try:
             record = {KEY: sample.key, **{ending: _decoded(ending, data) for ending, data in archive.read(sample)}}
-        except Exception as error:  # noqa: BLE001  whatever a sample contains, the others can be read
+        except Exception as error:  # noqa: BLE001  if one sample fails, the others can be read
             record = reason_of(error)
         yield f"sample {sample.key}", record, b""
 
