@@ -37,6 +37,12 @@ FAILED = 4
 ONE_PROCESS_WORDS = (
     "Only scripts in one process can be tuned. If this one can train in one process, tune it without torch.distributed.run."
 )
+ANCHOR_WORDS = {
+    "parameters": " by changes of the parameters, because no optimizer of torch.optim steps",
+    "passes": " by gradient computations, because neither an optimizer of torch.optim nor the parameters showed any",
+    "marks": " by hasten.step()",
+}
+"""How steps were counted, after the number of steps."""
 INTERRUPTED = 130
 """Exit status if the script was interrupted by Ctrl-C."""
 
@@ -104,7 +110,7 @@ def show_script(found: dict[str, Any], command: tuple[str, ...]) -> None:
     for line in found["where"]:
         say(f"  {line['share']:6.1%}  {line['what']}  {line['file']}:{line['line']}")
     cost = "" if found["own_cost_frac"] is None else f" Watching adds {found['own_cost_frac']:.3%} to a step."
-    say(f"\n{found['steps']} steps were counted.{cost}")
+    say(f"\n{found['steps']} steps were counted{ANCHOR_WORDS.get(found['anchor'], '')}.{cost}")
     if found["not_finite"]:
         say(f"\n{not_finite_words(found['not_finite'])}", "bold")
     if found["failed"]:

@@ -62,25 +62,26 @@ class Patches:
         """Call `undo` once, when everything is restored."""
         self._undo.append(undo)
 
-    def restore(self, *, owner: Any = None, keep: Any = None) -> None:
+    def restore(self, *, owner: Any = None, keep: Any = None, name: str | None = None) -> None:
         """Restore the originals. Attributes that others have wrapped since then stay wrapped, but Hasten's part is inactive.
 
         Args:
             owner: Restore attributes of this object only; of all objects by default.
             keep: Skip attributes of this object.
+            name: Restore only the attribute of this name.
         """
         for item in reversed(self._placed[:]):
-            holder, name, own, ours = item
-            if holder is keep or (owner is not None and holder is not owner):
+            holder, attribute, own, ours = item
+            if holder is keep or (owner is not None and holder is not owner) or (name not in (None, attribute)):
                 continue
             self._placed.remove(item)
-            if vars(holder).get(name) is not ours:
+            if vars(holder).get(attribute) is not ours:
                 continue
             if own is _MISSING:
-                delattr(holder, name)
+                delattr(holder, attribute)
             else:
-                setattr(holder, name, own)
-            _tell_dynamo(ours, getattr(holder, name))
+                setattr(holder, attribute, own)
+            _tell_dynamo(ours, getattr(holder, attribute))
         while self._undo and owner is None and keep is None:
             self._undo.pop()()
 

@@ -32,6 +32,14 @@ from hasten.script.patches import Patches, guarded, handle_error, harmless
 from hasten.script.plan.fallback import IN_CALLS, Fallback
 from hasten.script.plan.live import FLAGS, main_module, script_live, set_flags
 from hasten.script.plan.reach import out_of_reach, reached
+from hasten.script.watch.by_hand import (
+    NO_OPTIMIZER_WORDS,
+    ByHand,
+    HandUpdates,
+    by_tensor,
+    inside_transform,
+    plain_loss,
+)
 from hasten.script.watch.lead_optimizer import Leader, Serials
 from hasten.script.watch.record import is_autograds
 from hasten.script.watch.seams import Arguments, Seams
@@ -55,13 +63,13 @@ class Host:
         live: The live job: the observed model, optimizer and loader.
         watching: Watch seams, installed without optimizer hooks of their own.
         opened: Whether model and optimizer are known and the plan is applied.
-        steps: Number of steps of the leading optimizer.
+        steps: Number of steps of the leading optimizer, or of changes of the parameters by hand.
         backwards: Number of backward passes.
         shapes: Shapes of the tensors in the model's last call.
         on_open: Called once, just before the first step, after the plan was applied.
         on_stop: Called when an applied optimization had to be stopped.
-        on_before: Called before every step of the leading optimizer.
-        on_step: Called after every step of the leading optimizer, in the script's own thread.
+        on_before: Called before every step of the leading optimizer, or after every backward pass of a script without one.
+        on_step: Called after every step, in the script's own thread.
         on_loss: Called with every scalar from which a backward pass starts.
         on_failure: Called once, while an internal error in a seam is handled. The script continues.
     """
@@ -91,6 +99,7 @@ class Host:
         self._handles: list[Any] = []
         self._called: dict[int, nn.Module] = {}
         self._lead, self._serials = Leader(), Serials()
+        self._by_hand = HandUpdates()
         self._inside = self._in_backward = self._sixteen_bit = self._acts = False
         self._tries = 0
         self._pid, self._thread = os.getpid(), threading.get_ident()
@@ -125,6 +134,7 @@ class Host:
         if any(item.card.seam is Seam.OPTIMIZER for item in reached(self.plan)):
             for kind in _optimizers():
                 put(kind, "step", self._stepping, guards=False)
+        put(torch.autograd, "grad", self._gradients)
         put(Optimizer, "zero_grad", self._zeroing)
         put(Module, "zero_grad", self._zeroing)
         self._loading.install(self._patches)
@@ -196,6 +206,7 @@ class Host:
         self._follow()
         if not self.mine():
             return None
+        self._by_hand.active = False
         self.trained.learn(optimizer)
         timed = None if self.watching is None else self.watching.before_step(optimizer, args, kwargs)
         if not self.opened and self._tries < TRIES:
@@ -211,6 +222,19 @@ class Host:
             self.watching.after_step(optimizer, args, kwargs)
         self._loading.trained = True
         if self._lead.stepped(self._serials.of(optimizer)) == "leads":
+            self.steps += 1
+            self.on_step()
+
+    def _look(self) -> None:
+        """End a step if a script without an optimizer has changed its parameters since the last backward pass."""
+        key = self._by_hand.changed() if self._by_hand.active else None
+        if key is None:
+            return
+        if not self.opened and self._tries < TRIES:
+            leaves = self._by_hand.leaves or [p for module in self._called.values() for p in module.parameters()]
+            self._open(ByHand(dict.fromkeys(leaves)))
+        self._loading.trained = True
+        if self._lead.stepped(key) == "leads":
             self.steps += 1
             self.on_step()
 
@@ -256,6 +280,9 @@ class Host:
                     self._fail(item.card.name, error)
 
     def _apply(self, item: Optimization) -> None:
+        if item.card.seam is Seam.OPTIMIZER and isinstance(self.live.optimizer, ByHand):
+            self.failures[item.card.name] = NO_OPTIMIZER_WORDS
+            return
         if item.card.seam is Seam.ENVIRONMENT and (why := out_of_reach(Plan(optimizations=(item,)))):
             self._fail(item.card.name, MachineError(why[item.card.name]))
             return
@@ -290,6 +317,7 @@ class Host:
 
         def outermost(theirs: Callable[..., Any]) -> Callable[..., Any]:
             def outermost_seam(*args: Any, **kwargs: Any) -> Any:
+                self._look()
                 self._inside = True
                 try:
                     if self.opened:
@@ -364,17 +392,17 @@ class Host:
         def going_back_seam(*args: Any, **kwargs: Any) -> Any:
             if self._in_backward or not self.mine():
                 return original(*args, **kwargs)
+            self._look()
             self._in_backward = True
             try:
-                self.backwards += 1
                 first = args[0] if args else kwargs.get("tensors")
                 losses = [first] if method or isinstance(first, torch.Tensor) else list(first or ())
-                for loss in losses:
-                    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-                        self.on_loss(loss)
-                return self.fallback.backward(lambda: original(*args, **kwargs))
+                self._begin_backward(losses)
+                result = self.fallback.backward(lambda: original(*args, **kwargs))
             finally:
                 self._in_backward = False
+            self._end_backward()
+            return result
 
         return going_back_seam
 
@@ -402,6 +430,36 @@ class Host:
                 place.update({name: flags[name] for name in FLAGS if name in flags})
 
         return again
+
+    def _gradients(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `torch.autograd.grad`: a backward pass, unless its gradients are a part of a loss."""
+
+        @functools.wraps(original)
+        def gradients_seam(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            transforms = inside_transform()
+            part = (args[2] if len(args) > 2 else kwargs.get("create_graph")) and not transforms
+            if part or self._in_backward or self._inside or not self._by_hand.active or not self.mine():
+                return original(outputs, inputs, *args, **kwargs)
+            losses = [outputs] if isinstance(outputs, torch.Tensor) else [*outputs]
+            self._look()
+            self._begin_backward([plain_loss(loss) for loss in losses] if transforms else losses)
+            result = original(outputs, inputs, *args, **kwargs)
+            self._end_backward({} if transforms else by_tensor(inputs, result))
+            return result
+
+        return gradients_seam
+
+    def _begin_backward(self, losses: list[Any]) -> None:
+        self.backwards += 1
+        for loss in losses:
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self.on_loss(loss)
+        self._by_hand.before_backward(losses)
+
+    def _end_backward(self, gradients: dict[int, torch.Tensor] | None = None) -> None:
+        self._by_hand.after_backward(gradients)
+        if self._by_hand.active and self.opened:
+            self.on_before()
 
     def _zeroing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `Optimizer.zero_grad` or `Module.zero_grad`, which both take `set_to_none`."""

@@ -277,6 +277,7 @@ def make_profile(
         "where": lines,
         "step_ms": update_s(real) * 1e3,
         "steps": steps,
+        "anchor": real["anchor"],
         "own_cost_frac": real["own_cost_frac"],
         "not_finite": real.get("not_finite"),
         "device": real["device"],
@@ -300,13 +301,12 @@ def _check(seen: Seen) -> None:
         )
     if (backwards := (seen.ranks.get(0) or {}).get("backwards", 0)) > 1:
         raise TrialError(
-            f"{backwards} backward passes were observed, but fewer than two optimizer steps. The script seems to update its "
-            "parameters by hand or with a custom optimizer. Use an optimizer of torch.optim, or call hasten.step() after "
-            "each update.",
+            f"{backwards} backward passes were observed, but fewer than two steps: no optimizer of torch.optim stepped, and "
+            "the parameters did not change. Call hasten.step() after each update.",
             kind="raised",
         )
     raise TrialError(
-        "Fewer than two optimizer steps were observed in the script's own process. Is this the training script, and does "
-        "it use an optimizer of torch.optim?",
+        "Fewer than two optimizer steps were observed in the script's own process, and its parameters did not change "
+        "between backward passes. Is this the training script?",
         kind="raised",
     )

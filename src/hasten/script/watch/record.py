@@ -120,6 +120,8 @@ class Recorder:
         fetch_s: Seconds spent fetching batches whose CPU time was measured.
         fetch_busy_s: CPU seconds of these fetches, of this thread or of the worker process that it waited for.
         has_workers: Whether batches came from loader workers.
+        anchor: What ends a step: `optimizer`, `marks`, `parameters` (their changes) or `passes` (gradients); "" at first.
+        before_phase: Called with the next phase if no phase is current; None once an optimizer has stepped.
         on_snapshot: Called between steps at growing intervals; None by default. Its time is not counted.
     """
 
@@ -152,6 +154,8 @@ class Recorder:
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
         self.on_snapshot: Callable[[], None] | None = None
+        self.anchor = ""
+        self.before_phase: Callable[[int], None] | None = None
         self._snapshot_s = SNAPSHOT_S
         self.idle = OTHER
         self.made_s = 0.0
@@ -188,6 +192,8 @@ class Recorder:
 
     def enter(self, phase: int) -> None:
         """Start a phase."""
+        if self.before_phase is not None and not self._stack:
+            self.before_phase(phase)
         now = perf_counter()
         if self.light:  # a rare phase: time the rest of this step in full
             self._pass_unseen(now)
@@ -253,6 +259,11 @@ class Recorder:
             self.thread, self.idle, self._mark = threading.get_ident(), OTHER, perf_counter()
             self._stack.clear()
             self.current = [0.0] * NUM_SLOTS
+        if self.before_phase is not None and self.here():
+            self.before_phase = None
+            if self.anchor:  # parameters were changed by hand before
+                self._begin_again()
+            self.anchor = "optimizer"
         if not self.light and self.here():
             while self._stack and self._stack[-1] != BACKWARD:  # an optimizer step that raised an error never ended
                 self._stack.pop()
@@ -292,15 +303,39 @@ class Recorder:
         if not self.takes():
             return
         if not self._marked:
-            self._marked = True
-            self.steps.clear()
-            self._first = None
-            self.num_steps = 0
-            self.light, self.stands_for = False, 1
+            self._marked, self.anchor, self.before_phase = True, "marks", None
+            self._begin_again()
         if not self.light:
             self.enter(OPTIMIZER)
             self.leave(OTHER)
         self._end_step()
+
+    def changed(self, tensors: Hashable, anchor: str, *, before: int) -> None:
+        """End a step because the script has changed its parameters by hand.
+
+        Args:
+            tensors: Key of the tensors that changed together, like an optimizer.
+            anchor: The new value of `anchor`.
+            before: The phase that follows. If it is a backward pass, the loss was computed in between too.
+        """
+        if anchor != self.anchor:
+            self.anchor, self._rests = anchor, False
+            self._lead = Leader()
+            self._begin_again()
+        before_phase, self.before_phase = self.before_phase, None
+        self.enter(OPTIMIZER)
+        self.before_phase = before_phase
+        if before == BACKWARD:
+            self.current[FORWARD] += self.current[OPTIMIZER]
+            self.current[OPTIMIZER] = 0.0
+        self.after_step(tensors)
+
+    def _begin_again(self) -> None:
+        """Forget the steps so far, because another kind of event ends a step."""
+        self.steps.clear()
+        self._first = None
+        self.num_steps = 0
+        self.light, self.stands_for = False, 1
 
     def settle(self) -> list[float]:
         """Assign all undecided time to phases, and return the seconds by phase since the last step."""
@@ -421,6 +456,7 @@ def report(recorder: Recorder, *, cost: bool = True, **more: Any) -> dict[str, A
         "places": [[*place, times, seconds] for place, (times, seconds) in recorder.places.items()],
         "memory": list(recorder.memory),
         "backwards": recorder.backwards,
+        "anchor": recorder.anchor,
         "fetch_wait_frac": max(1.0 - recorder.fetch_busy_s / recorder.fetch_s, 0.0) if recorder.fetch_s else None,
         "has_workers": recorder.has_workers,
         "own_cost_frac": own_frac,

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from hasten.script import steps
 from hasten.script.entry.tracebacks import without_ours
 from hasten.script.patches import Patches, guarded, handle_error, harmless
 from hasten.script.source_lines import calling_line, makes_samples, users_line
+from hasten.script.watch.by_hand import PASSES, HandUpdates, by_tensor, inside_transform
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.frameworks import Frameworks
 from hasten.script.watch.lead_optimizer import Serials
@@ -60,6 +61,7 @@ class Seams:
     Attributes:
         on_failure: Called once, while an internal error in a seam is handled. Watching continues.
         losses: The losses of the last backward passes.
+        by_hand: The changes of parameters without an optimizer.
     """
 
     def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
@@ -72,6 +74,8 @@ class Seams:
         self._optimizer_s = 0.0
         self._serials = Serials()
         self.losses = Losses()
+        self.by_hand = HandUpdates()
+        recorder.before_phase = self._look
         self.on_failure: Callable[[], None] = _ignored
         self._trackers = Trackers(self._track, self.failed)
         self._marked = harmless(self.mark, self.failed)
@@ -97,7 +101,9 @@ class Seams:
         starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
         put(torch.autograd, "backward", functools.partial(_backward, self))  # Tensor.backward calls it
-        put(Optimizer, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
+        put(torch.autograd, "grad", functools.partial(_gradients, self))
+        for owner in (Optimizer, Module):
+            put(owner, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
         put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
         put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
@@ -133,12 +139,14 @@ class Seams:
 
     def mark(self) -> None:
         """End a step because the loop marked its end."""
+        self.by_hand.active = False
         self._frameworks.install()
         self.recorder.mark()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Arguments | None:
         """Start the phase of an optimizer step. Returns the arguments with the closure timed, or None if it has none."""
         recorder = self.recorder
+        self.by_hand.active = False
         if not recorder.active or recorder.light:
             return None
         if self.trained.learn(optimizer):
@@ -159,6 +167,12 @@ class Seams:
                 recorder.note("optimizer", *line, worth[1], worth[0])
             recorder.after_step(self._serials.of(optimizer))
 
+    def _look(self, phase: int, key: Hashable | None = None) -> None:
+        """End a step if parameters have changed since the last backward pass, and a phase follows."""
+        key = self.by_hand.changed() if key is None else key
+        if key is not None:
+            self.recorder.changed(key, "passes" if key == PASSES else "parameters", before=phase)
+
     def _track(self, tracker: Tracker, owner: Any) -> None:
         """Count calls of a tracker's reporting methods as logging."""
         for name in tracker.methods(owner):
@@ -170,6 +184,7 @@ class Seams:
         @functools.wraps(original)
         def compile_seam(*args: Any, **kwargs: Any) -> Any:
             self._patches.restore(owner=torch.Tensor)
+            self._patches.restore(owner=torch.autograd, name="grad")
             rules = sys.modules.get("torch._dynamo.trace_rules")
             forget = getattr(getattr(rules, "get_tensor_method", None), "cache_clear", None)
             if forget is not None:
@@ -266,14 +281,43 @@ def _backward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         recorder.enter(BACKWARD)
         try:
-            seams.losses.note(args[0] if args else kwargs.get("tensors"), recorder.num_steps + 1)
+            tensors = args[0] if args else kwargs.get("tensors")
+            seams.losses.note(tensors, recorder.num_steps + 1)
+            seams.by_hand.before_backward(tensors)
             result = original(*args, **kwargs)
+            seams.by_hand.after_backward()
         finally:
             recorder.leave(GAP)
         recorder.after_backward()
         return result
 
     return backward_seam
+
+
+def _gradients(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Time `torch.autograd.grad`. With `create_graph`, the gradients are a part of the loss that is computed next."""
+    recorder = seams.recorder
+
+    @functools.wraps(original)
+    def gradients_seam(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.light or not recorder.takes():
+            return original(outputs, inputs, *args, **kwargs)
+        transforms = inside_transform()
+        part = bool(args[2] if len(args) > 2 else kwargs.get("create_graph")) and not transforms
+        recorder.enter(BACKWARD)
+        try:
+            if not part:
+                seams.by_hand.before_backward(None if transforms else outputs)
+            result = original(outputs, inputs, *args, **kwargs)
+            if not part:
+                seams.by_hand.after_backward({} if transforms else by_tensor(inputs, result))
+        finally:
+            recorder.leave(FORWARD if part else GAP)
+        if not part:
+            recorder.after_backward()
+        return result
+
+    return gradients_seam
 
 
 def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,6 +334,10 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
                 phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
                 seams.failed()
             inside = True
+            if (changed := seams.by_hand.called(args[0])) is not None:
+                trained.gradientless = True
+                seams._look(FORWARD, changed)  # noqa: SLF001 - a part of the seams
+                phase = FORWARD
             recorder.enter(phase)
             try:
                 return theirs(*args, **kwargs)

@@ -19,10 +19,12 @@ class Trained:
 
     Attributes:
         fetched_with_grad: Whether gradients were enabled when the last batch was fetched.
+        gradientless: Whether the script trains without gradients, so that each pass is for training.
     """
 
     def __init__(self) -> None:
         self.fetched_with_grad = True
+        self.gradientless = False
         self._ids: set[int] = set()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._latest: Callable[[], Any] = lambda: None
@@ -60,6 +62,8 @@ class Trained:
             evaluating: Whether an evaluation is in progress. Decides for modules without parameters, such as a loss.
         """
         grad = torch.is_grad_enabled()
+        if self.gradientless:
+            return FORWARD
         if not self.holds(module):
             return VALIDATION if evaluating and not grad else FORWARD
         if module.training:

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hasten.core.card import Card, Judge
+from hasten.core.facts import Facts
 from hasten.core.optimization import Fit, Optimization
+from hasten.core.seams import Seam
 from hasten.report.evidence import Candidate
+from hasten.script.watch.by_hand import BY_HAND, NO_OPTIMIZER_WORDS
 from hasten.tune.objective import Goal
 from hasten.tune.search.candidate import is_about, names_of
 from hasten.tune.search.state import SearchState
@@ -41,7 +44,7 @@ def rank(state: SearchState, judge: Judge = Judge.UPDATE_TIME, *, events: bool =
         card = kind.card
         if name in state.plan.names or card.judged_by is not judge or acts_on_event(state, card) is not events:
             continue
-        fit = kind.fit(state.facts)
+        fit = _fit(kind, state.facts)
         if not fit.fits or _is_blocked(state, card, fit.max_gain):
             continue
         for position, setting in enumerate(fit.settings):
@@ -49,6 +52,13 @@ def rank(state: SearchState, judge: Judge = Judge.UPDATE_TIME, *, events: bool =
                 score = _score(state, card, fit) / (1 + position)
                 ranked.append(Ranked(optimization=setting, max_gain=fit.max_gain, score=score))
     return sorted(ranked, key=lambda item: -item.score)
+
+
+def _fit(kind: type[Optimization], facts: Facts) -> Fit:
+    """Return whether a technique applies. Without an optimizer, none that acts on it does."""
+    if kind.card.seam is Seam.OPTIMIZER and facts.job.optimizer_class == BY_HAND:
+        return Fit.no(NO_OPTIMIZER_WORDS)
+    return kind.fit(facts)
 
 
 def acts_on_event(state: SearchState, card: Card) -> bool:
@@ -62,7 +72,7 @@ def untried(state: SearchState) -> Iterator[Candidate]:
     for name, kind in state.config.catalogue.items():
         if name in state.plan.names or name in known:
             continue
-        fit = kind.fit(state.facts)
+        fit = _fit(kind, state.facts)
         bounded = fit.fits and kind.card.judged_by is Judge.UPDATE_TIME
         yield Candidate(
             name=name,

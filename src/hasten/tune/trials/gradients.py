@@ -238,7 +238,10 @@ class StepSampler:
         self._every = max(-(-total // MAX_COORDINATES), 1)
 
     def before(self) -> None:
-        """Record the state just before an optimizer step."""
+        """Record the state just before an optimizer step. A second call without `after` replaces the first."""
+        if self._old:
+            self._rows.pop()
+            self._settings.pop()
         self._rows.append(np.concatenate([self._chosen(parameter) for parameter in self._parameters]))
         self._settings.append(group_settings(self._optimizer, self._parameters))
         self._old = [parameter.detach().clone() for parameter in self._parameters]
