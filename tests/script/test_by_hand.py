@@ -33,6 +33,11 @@ def net(outputs: int = 2) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs))
 
 
+def grad(p: torch.Tensor) -> torch.Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 8), torch.randint(0, 2, (16,))
 
@@ -44,7 +49,7 @@ def by_data(steps: int) -> None:
         model.zero_grad()
         F.cross_entropy(model(x), y).backward()
         for p in model.parameters():
-            p.data.add_(p.grad, alpha=-LR)
+            p.data.add_(grad(p), alpha=-LR)
 
 
 def in_place(steps: int) -> None:
@@ -55,7 +60,7 @@ def in_place(steps: int) -> None:
         loss.item()
         with torch.no_grad():
             for p in model.parameters():
-                p.sub_(LR * p.grad)
+                p.sub_(LR * grad(p))
                 p.grad = None
 
 
@@ -66,7 +71,7 @@ def all_at_once(steps: int) -> None:
         x, y = batch()
         F.cross_entropy(model(x), y).backward()
         with torch.no_grad():
-            torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-LR)
+            torch._foreach_add_(parameters, [grad(p) for p in parameters], alpha=-LR)
         model.zero_grad()
 
 
@@ -77,7 +82,7 @@ def new_data(steps: int) -> None:
         model.zero_grad()
         F.cross_entropy(model(x), y).backward()
         for p in model.parameters():
-            p.data = p.data - LR * p.grad
+            p.data = p.data - LR * grad(p)
 
 
 def own_class(steps: int) -> None:
@@ -87,7 +92,7 @@ def own_class(steps: int) -> None:
 
         def step(self) -> None:
             for p, moment in zip(self.parameters, self.moments, strict=True):
-                moment.mul_(0.9).add_(p.grad)
+                moment.mul_(0.9).add_(grad(p))
                 p.data.sub_(moment, alpha=LR)
                 p.grad = None
 
@@ -111,7 +116,7 @@ def accumulated(steps: int) -> None:
                 mean.mul_(0.9).add_(p, alpha=0.1)
             if number % 3 == 2:
                 for p in model.parameters():
-                    p.add_(p.grad, alpha=-LR)
+                    p.add_(grad(p), alpha=-LR)
                     p.grad = None
 
 
@@ -121,8 +126,8 @@ def no_module(steps: int) -> None:
         x, _ = batch()
         (x @ weight + bias - x.sum(1, keepdim=True)).pow(2).mean().backward()
         with torch.no_grad():
-            weight -= LR * weight.grad
-            bias -= LR * bias.grad
+            weight -= LR * grad(weight)
+            bias -= LR * grad(bias)
             weight.grad = bias.grad = None
 
 
@@ -142,7 +147,7 @@ def two_models(steps: int) -> None:
 
     def update(model: nn.Module) -> None:
         for p in model.parameters():
-            p.data.add_(p.grad, alpha=-LR)
+            p.data.add_(grad(p), alpha=-LR)
         maker.zero_grad()
         judge.zero_grad()
 

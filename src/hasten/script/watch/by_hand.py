@@ -91,7 +91,7 @@ class HandUpdates:
             self._learn(_leaves_of(starts))
 
     def after_backward(self, gradients: Mapping[int, torch.Tensor] | None = None) -> None:
-        """Remember the present state. `gradients`: those that were returned instead of accumulated, by id of their tensor."""
+        """Remember the present state. `gradients`: those that were returned, by the id of their tensor."""
         if not self.active:
             return
         self._remember(gradients or {})
@@ -111,7 +111,7 @@ class HandUpdates:
         return key
 
     def changed(self) -> Hashable | None:
-        """Return a key of the tensors that changed since the last backward pass; None if none did, or if it was told."""
+        """Return a key of the tensors that changed since the last backward pass; None if none did, or at a second call."""
         if not self._pending:
             return None
         known = [(leaf, version) for ref, version in self._versions if (leaf := ref()) is not None]

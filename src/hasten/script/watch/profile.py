@@ -277,7 +277,7 @@ def make_profile(
         "where": lines,
         "step_ms": update_s(real) * 1e3,
         "steps": steps,
-        "anchor": real["anchor"],
+        "anchor": real.get("anchor", "optimizer"),
         "own_cost_frac": real["own_cost_frac"],
         "not_finite": real.get("not_finite"),
         "device": real["device"],
