@@ -66,7 +66,7 @@ def in_place(steps: int) -> None:
 
 def all_at_once(steps: int) -> None:
     model = net()
-    parameters = list(model.parameters())
+    parameters: list[torch.Tensor] = list(model.parameters())
     for _ in range(steps):
         x, y = batch()
         F.cross_entropy(model(x), y).backward()
