@@ -11,7 +11,9 @@ def git(folder: Path, *arguments: str) -> str:
     """Run git without the settings of this machine's user."""
     own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z"}
     names = {
-        f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "A"), ("EMAIL", "a@b.c"))
+        f"GIT_{role}_{what}": value
+        for role in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "A"), ("EMAIL", "a@b.c"))
     }
     done = subprocess.run(
         ["git", "-C", str(folder), *arguments],
@@ -24,7 +26,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def new_repository(folder: Path, **files: str) -> Path:
-    """Make a repository on the branch `main` with one commit of these files; `__` in a name stands for a dot."""
+    """Make a repository on the branch `main` with one commit of these files; `__` in a name means a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "-q", "-b", "main")
     commit(folder, "one", **files)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 
-from hasten.check.paired import Options, check_paired
-from hasten.check.repository import Repository
-from hasten.check.result import CheckResult
+from hasten.check.history import FOLDER, Record, append, read, record_of
+from hasten.check.paired import Options, check_paired, run_session
+from hasten.check.repository import Repository, Version
+from hasten.check.result import AnchorResult, CheckResult, Side, joined
+from hasten.check.stored import check_stored
 from hasten.check.subject import Subject
+from hasten.core.errors import HastenError
+from hasten.train.process_group import read_shared_machine
+from hasten.tune.proof.compare import interval_fields
+
+ANCHOR_FRAC = 0.35
+"""Share of the budget for the comparison with the anchor of a history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +31,8 @@ class CheckRequest:
         folder: The working folder.
         ranks: Number of processes that train together.
         against: The revision to compare with; None for the default of `Repository.base`.
+        baseline: File of stored samples to compare with instead of a revision.
+        record: Add the result to a history: `baseline`, or the machine's file in the repository.
         options: How the check is run.
     """
 
@@ -30,6 +41,8 @@ class CheckRequest:
     folder: Path
     ranks: int = 1
     against: str | None = None
+    baseline: Path | None = None
+    record: bool = False
     options: Options
 
 
@@ -37,10 +50,93 @@ def run_check(request: CheckRequest, say: Callable[[str], None] = lambda _: None
     """Run a check.
 
     Raises:
-        HastenError: It could not be measured.
+        HastenError: It could not be measured or recorded.
     """
+    if request.baseline is not None and request.against is not None:
+        raise HastenError("--against and --baseline exclude each other: compare with a commit or with stored samples.")
     subject = Subject(target=request.target, command=request.command, folder=request.folder, ranks=request.ranks)
+    if request.baseline is not None:
+        return _against_file(request, subject, request.baseline, say)
     repository = Repository(request.folder)
     versions = repository.base(request.against), repository.candidate()
+    subject = subject.within(repository)
     say(f"comparing {versions[1].name} with {versions[0].name}")
-    return check_paired(repository, subject.within(repository), versions, request.options, say)
+    if not request.record:
+        return check_paired(repository, subject, versions, request.options, say)
+    _refuse_changes(versions[1])
+    fingerprint = read_shared_machine(request.ranks).fingerprint()
+    path = repository.root / FOLDER / f"{fingerprint}.jsonl"
+    records, problems = read(path) if path.exists() else ([], [])
+    first = next((record for record in records if (record.target, record.fingerprint) == (subject.name, fingerprint)), None)
+    if first is None or first.commit == versions[1].commit:
+        result = check_paired(repository, subject, versions, request.options, say)
+    else:
+        result = _with_anchor(repository, subject, versions, request.options, first=first, say=say)
+    return _recorded(result, path, problems, say)
+
+
+def _with_anchor(
+    repository: Repository, subject: Subject, versions: tuple[Version, Version], options: Options, *, first: Record,
+    say: Callable[[str], None],
+) -> CheckResult:  # fmt: skip
+    """Check two versions, and compare the candidate with the anchor too."""
+    base, candidate = versions
+    if first.commit == base.commit:
+        result = check_paired(repository, subject, versions, options, say)
+        return replace(result, anchor=_anchor(base.commit, str(result.verdict), result))
+    if first.commit is None or not repository.has(first.commit):
+        result = check_paired(repository, subject, versions, options, say)
+        warning = f"the anchor {(first.commit or 'without a commit')[:12]} is not in this repository: creep cannot be seen"
+        return replace(result, warnings=(*result.warnings, warning))
+    rest_s = ANCHOR_FRAC * options.budget_s
+    result = check_paired(repository, subject, versions, replace(options, budget_s=options.budget_s - rest_s), say)
+    anchor = Version(commit=first.commit, name=f"{first.commit[:12]} (the anchor)")
+    say(f"comparing with {anchor.name} too, which shows creep")
+    session = run_session(
+        repository, subject, (anchor, candidate), options, deadline=monotonic() + rest_s, say=say, number=2
+    )
+    comparison = session.comparison
+    compared = replace(result, interval=joined([comparison]))
+    return replace(result, anchor=_anchor(first.commit, str(comparison.verdict), compared))
+
+
+def _anchor(commit: str, verdict: str, result: CheckResult) -> AnchorResult:
+    interval = interval_fields(result.interval)
+    return AnchorResult(commit=commit, verdict=verdict, **{name: interval[name] for name in ("ratio", "low", "high")})
+
+
+def _against_file(request: CheckRequest, subject: Subject, path: Path, say: Callable[[str], None]) -> CheckResult:
+    try:
+        version = Repository(request.folder).candidate()
+        candidate = Side(name=version.name, commit=version.commit, changed=version.changed)
+        if request.record:
+            _refuse_changes(version)
+    except HastenError:
+        if request.record and (request.folder / ".git").exists():
+            raise
+        candidate = Side(name=str(request.folder))
+    if not path.exists() and not request.record:
+        raise HastenError(f"There is no file {path}. --record writes one: hasten check TARGET --baseline {path} --record")
+    records, problems = read(path) if path.exists() else ([], [])
+    result = check_stored(subject, records, path, candidate, request.options, say=say)
+    return _recorded(result, path, problems, say) if request.record else _warned(result, problems)
+
+
+def _recorded(result: CheckResult, path: Path, problems: list[str], say: Callable[[str], None]) -> CheckResult:
+    append(path, record_of(result))
+    say(f"recorded in {path}")
+    return _warned(result, problems)
+
+
+def _warned(result: CheckResult, problems: list[str]) -> CheckResult:
+    return replace(result, warnings=(*result.warnings, *problems))
+
+
+def _refuse_changes(version: Version) -> None:
+    """Refuse to record a working tree: a history has one line a commit.
+
+    Raises:
+        HastenError: The working tree has changes.
+    """
+    if version.changed:
+        raise HastenError("--record keeps one line a commit, and the working tree has changes. Commit them first.")

@@ -75,7 +75,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What one process told of a version before anything is compared.
+    """What one process reports of a version before anything is compared.
 
     Attributes:
         described: The environment and the properties of the job, see `Worker.describe`.
@@ -99,7 +99,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """One session: its comparison, and what was told of the base (A) and the candidate (B)."""
+    """One session: its comparison, and the reports of the base (A) and the candidate (B)."""
 
     comparison: Comparison
     arms: Mapping[str, Prepared]
@@ -134,7 +134,7 @@ def prepare(setting: TrialSetting, options: Options) -> Prepared:
 
 
 def design_of(prepared: Mapping[str, Prepared], options: Options, deadline: float, *, of_script: bool) -> Design:
-    """Return how the processes of a session are run, given what was told of both versions."""
+    """Return how the processes of a session are run, given what both versions reported."""
     base = prepared["A"]
     step_s = max(arm.facts.step_ms for arm in prepared.values()) / 1e3
     updates = options.updates or int(min(max(COUNTED_S / max(step_s, 1e-6), MIN_UPDATES), MAX_UPDATES))
@@ -184,10 +184,16 @@ def run_session(
             check_loaded(prepared[arm].described, settings[arm].label, tree, repository)
         design = design_of(prepared, options, deadline, of_script=bool(subject.command))
         design = replace(design, seed=design.seed + number * SESSION_SEEDS)
-        return Session(comparison=_compare(settings, design, say), arms=prepared)
+        return Session(comparison=compare_settings(settings, design, say), arms=prepared)
 
 
-def _compare(settings: Mapping[str, TrialSetting], design: Design, say: Callable[[str], None]) -> Comparison:
+def compare_settings(settings: Mapping[str, TrialSetting], design: Design, say: Callable[[str], None]) -> Comparison:
+    """Compare two settings, with fewer updates if a script ends earlier.
+
+    Raises:
+        TrialError: A trial failed.
+    """
+
     def on_pair(so_far: Comparison) -> None:
         say(pair_words(so_far, design.looks[-1]))
 

@@ -15,7 +15,7 @@ from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.stats import ALPHA, Interval, Verdict, judge, non_inferior, paired_interval
 from hasten.report.words import bytes_words, ms_words
-from hasten.tune.proof.compare import Comparison, held_out_verdict
+from hasten.tune.proof.compare import Comparison, held_out_verdict, interval_fields
 
 SCHEMA = 1
 STATUS = {Verdict.FASTER: 0, Verdict.SAME: 0, Verdict.SLOWER: 1, Verdict.UNDECIDED: 2}
@@ -31,7 +31,7 @@ SIDE_BY_SIDE = "paired, interleaved processes of both versions"
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One version of what is checked.
+    """One version of the job or script.
 
     Attributes:
         name: What messages call it.
@@ -172,7 +172,6 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
-        interval = self.interval
         return {
             "schema": SCHEMA,
             "target": self.target,
@@ -181,10 +180,7 @@ class CheckResult:
             "headline": self.headline,
             "status": self.status,
             "method": self.method,
-            "ratio": interval and interval.ratio,
-            "low": interval and interval.low,
-            "high": interval and interval.high,
-            "pairs": interval.pairs if interval else 0,
+            **interval_fields(self.interval),
             "floor": self.floor_frac,
             "base": vars(self.base),
             "candidate": vars(self.candidate),
@@ -233,16 +229,26 @@ def change_words(interval: Interval) -> str:
 
 
 def conclude(sessions: Sequence[Comparison]) -> tuple[Verdict, str]:
-    """Return the verdict of a check and its reason: a slower verdict must recur in a second session."""
-    first = sessions[0]
-    if first.verdict is not Verdict.SLOWER:
-        return first.verdict, first.why
-    if len(sessions) == 1 or (sessions[1].verdict is Verdict.UNDECIDED and sessions[1].interval is None):
+    """Return the verdict of a check and its reason, see `conclude_twice`."""
+    return conclude_twice([(session.verdict, session.interval) for session in sessions], sessions[0].why)
+
+
+def conclude_twice(sessions: Sequence[tuple[Verdict, Interval | None]], why: str) -> tuple[Verdict, str]:
+    """Return the verdict of a check and its reason: a slower verdict must recur in a second session.
+
+    Args:
+        sessions: The verdict and interval of the first session, and of its repetition if there was one.
+        why: The reason of the first session's verdict.
+    """
+    first = sessions[0][0]
+    if first is not Verdict.SLOWER:
+        return first, why
+    if len(sessions) == 1 or sessions[1][1] is None:
         return Verdict.UNDECIDED, "slower in one session, and no time was left to confirm it. Give a longer --budget"
-    again = sessions[1]
-    if again.verdict is Verdict.SLOWER:
+    again = sessions[1][0]
+    if again is Verdict.SLOWER:
         return Verdict.SLOWER, "confirmed with fresh processes in a second session"
-    return Verdict.UNDECIDED, f"slower in the first session, but {again.verdict} in its repetition: it did not recur"
+    return Verdict.UNDECIDED, f"slower in the first session, but {again} in its repetition: it did not recur"
 
 
 def joined(sessions: Sequence[Comparison]) -> Interval | None:

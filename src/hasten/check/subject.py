@@ -122,9 +122,9 @@ def check_loaded(described: Mapping[str, Any], label: str, tree: Path, repositor
 def environment_differences(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[str]:
     """Return in words how the environments of two processes differ: Python, threads, packages."""
     words = [
-        f"{name}: {base[name]} -> {candidate[name]}"
+        f"{name}: {base.get(name, 'unknown')} -> {candidate[name]}"
         for name in ("python", "threads")
-        if base.get(name) != candidate.get(name)
+        if base.get(name) != candidate[name]
     ]
     old, new = base.get("packages", {}), candidate.get("packages", {})
     return words + [
