@@ -138,6 +138,7 @@ VERBS: dict[str, set[str]] = {
         "--markdown",
     },
     "check history": {"target", "--file", "--html", "--csv", "--json"},
+    "mcp": {"--folder"},
     "batch": {"target", "--head-room", "--json", "--budget", "--plan"},
     "doctor": {"--json", "--catalogue"},
     "explain": {"name", "--out", "--json"},

@@ -5,7 +5,7 @@
         ...
 
 The test fails if training is slower, and is skipped with the reason if that is undecided. The fixture `training_check` is a
-function with the same arguments that returns the result, for assertions of one's own.
+function with the same arguments that returns the result, for your own assertions.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class Hasten(LazyGroup):
         "data": ("hasten.cli.data:data", "Convert datasets to stores, and inspect stores and caches."),
         "recipes": ("hasten.cli.recipes:recipes", "List the reference workloads, and start one on your own data."),
         "checkpoints": ("hasten.cli.checkpoints:checkpoints", "Inspect the checkpoints of a run, and export weights."),
+        "mcp": ("hasten.cli.mcp:mcp", "Serve Hasten's verbs as tools for agents."),
         "runs": ("hasten.cli.runs:runs", "List, show and compare runs, and remove what they no longer need."),
     }
 
