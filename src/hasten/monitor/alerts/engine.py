@@ -144,7 +144,7 @@ class Alerts:
             standing.state = "resolved"
             standing.bad.clear()
         elif standing.state == "pending" and not any(standing.bad):
-            standing.state = "resolved"  # it never fired, so nobody is told
+            standing.state = "resolved"  # it never fired, so no one needs to know
             return None
         else:
             return None
