@@ -211,11 +211,12 @@ class Processes:
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
         """Convert the tasks."""
-        yield from in_processes(
-            convert_unit, tasks, self._count,
-            killed="a process of the conversion was killed, possibly because it ran out of memory: completed units are "
-            "kept. Run the same command again with fewer --processes.",
-        )  # fmt: skip
+        yield from in_processes(convert_unit, tasks, self._count, killed=_quarantined)
+
+
+def _quarantined(task: Task) -> Converted:
+    """Quarantine a unit that kills its process, by running out of memory or by a fault in a library."""
+    return convert_unit(replace(task, unit=replace(task.unit, problem="reading it kills the process")))
 
 
 def _partitions(
