@@ -350,6 +350,37 @@ def test_a_unit_that_kills_its_process_is_quarantined(tmp_path: Path, monkeypatc
     assert (made.num_records, dict(made.reasons)) == (200, {"reading it kills the process": 1})
 
 
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("mds", {"index.json": '{"shards": 5}'}),
+        ("mds", {"index.json": '{"shards": [{}]}'}),
+        ("mds", {}),
+        ("litdata", {"index.json": '{"chunks": null}'}),
+        ("litdata", {"index.json": '{"chunks": [], "config": 7}'}),
+        ("litdata", {}),
+        ("huggingface", {"state.json": '{"_data_files": [{"filename": 5}]}'}),
+        ("huggingface", {"state.json": "[1]"}),
+    ],
+)
+def test_a_damaged_index_is_refused_in_words(tmp_path: Path, kind: str, files: dict[str, str]) -> None:
+    lines(tmp_path / "a.jsonl")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=f"cannot be read as {kind}|MDS version|not written by save_to_disk"):
+        convert(tmp_path if files else tmp_path / "a.jsonl", tmp_path / "s", format=kind, processes=1)
+
+
+def test_decoded_images_of_two_sizes_are_refused_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(130):
+        side = 8 if number < 100 else 9
+        Image.new("RGB", (side, side)).save(tmp_path / f"{number:03d}.png")
+    for num_files, words in ((512, "the images have different sizes"), (100, "rows of different types or shapes")):
+        monkeypatch.setattr(images.Images, "unit_files", num_files)
+        with pytest.raises(DataError, match=words):
+            convert(tmp_path, tmp_path / f"s{num_files}", format="images", pixels="decoded", processes=1)
+
+
 def test_a_pipe_as_the_source_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
     for chosen in (None, "jsonl"):
