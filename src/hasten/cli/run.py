@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from enum import StrEnum
@@ -15,6 +16,7 @@ from hasten.cli.say import RanksOption, errors, refuse_of_a_script, say, say_err
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
+    from hasten.core.plan import Plan
     from hasten.train.trainer import Result
 
 DEFAULT_OUT = Path("hasten-run")
@@ -113,6 +115,8 @@ def run(
     start_under(chosen)
     job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
+    if not silent:
+        warn_if_outdated(chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
     non_finite = NonFinitePolicy(policy=on_nan.value)
@@ -186,6 +190,15 @@ def say_result(result: Result, out: Path) -> None:
         say(f"Stopped by {result.stopped_by.name}. Run the same command with --resume to continue.")
 
 
+def warn_if_outdated(plan: Plan, target: str) -> None:
+    """Warn if the plan was proved on another machine or with another version of torch."""
+    from hasten.core.machine import read_machine
+    from hasten.core.validity import changed_since_proof
+
+    if plan.names and (changes := changed_since_proof(plan, read_machine())):
+        say_error(f"this plan was proved elsewhere: {changes}. Its gain may not hold here. Tune again: hasten tune {target}")
+
+
 def run_script(command: tuple[str, ...], path: Path | None) -> None:
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
@@ -203,6 +216,7 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
     if missing := beyond(plan):
         words = "; ".join(f"{name}: {why}" for name, why in missing.items())
         raise PlanError(f"{path} has techniques that cannot be applied to a script: {words}. Remove them from the plan.")
+    warn_if_outdated(plan, shlex.join(command[:2] if command[0] == "-m" else command[:1]))
     environment = joined_environment(required_environment(plan.optimizations), os.environ)
     done = run_under(command, plan.to_dict(), env=environment)
     for rank, why in done.failures.items():
