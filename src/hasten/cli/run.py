@@ -115,8 +115,7 @@ def run(
     start_under(chosen)
     job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
-    if not silent:
-        warn_if_outdated(chosen, shlex.quote(target))
+    warn_if_outdated(Plan() if silent else chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
     non_finite = NonFinitePolicy(policy=on_nan.value)
