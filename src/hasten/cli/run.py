@@ -93,6 +93,7 @@ def run(
         )
         run_script(command, plan)
         return
+    say_loading(target, ranks)
     from hasten.cli.progress import TrainingProgress
     from hasten.core.job import defaults_words
     from hasten.core.plan import Plan
@@ -141,6 +142,12 @@ def run(
         status = status or EXIT_ALERT
     if status:
         raise typer.Exit(status)
+
+
+def say_loading(target: str, ranks: int) -> None:
+    """Say that a job is loaded, in one of its processes: imports, data and compilation take seconds."""
+    if os.environ.get("RANK", "0" if ranks == 1 else "none") == "0" and voice.get().level >= 0:
+        say_error(f"loading {target}")
 
 
 def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:
