@@ -119,7 +119,6 @@ def run(
     warn_if_outdated(Plan() if silent else chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
-    non_finite = NonFinitePolicy(policy=on_nan.value)
     quiet = silent or voice.get().level < 0
     with TrainingProgress(errors, silent=quiet) as progress:
         if not quiet and (words := defaults_words(job)):
@@ -129,7 +128,12 @@ def run(
         )
         observe = follow_loop(out, sinks, say=progress.say, alerts=live_alerts)
         options = RunOptions(
-            resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say, observe=observe
+            resume=resume,
+            anyway=resume_anyway,
+            pace=pace,
+            non_finite=NonFinitePolicy(policy=on_nan.value),
+            say=progress.say,
+            observe=observe,
         )
         result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, options=options, origin=origin)
     leave_group()
