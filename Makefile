@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
+.PHONY: setup demo test test-all fuzz lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -34,6 +34,9 @@ test: lint  ## lint, then run the tests: about 12 minutes on two cores
 test-all: test  ## the tests, then the long ones: whole tunings, every framework, kills
 	$(BIN)/python -m pytest $(PAIRS) -m "long and not alone" --durations=25
 	$(BIN)/python -m pytest -q -m alone --durations=15
+
+fuzz: setup  ## read damaged files of every format, for ten minutes each (about two hours)
+	HASTEN_FUZZ_S=600 $(BIN)/python -m pytest -q -n 2 -m long tests/data/test_fuzz.py
 
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check

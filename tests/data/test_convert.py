@@ -258,6 +258,27 @@ def test_a_saved_dataset_of_hugging_face(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "s") == table.to_pylist()
 
 
+@pytest.mark.parametrize("damage", [b"offsets", b"name", b"file"])
+def test_a_damaged_dataset_of_hugging_face_is_refused(tmp_path: Path, damage: bytes) -> None:
+    """Fuzzing found each: Arrow aborts the process for wrong offsets, and names may be no text or no file's."""
+    table = pa.table({"name": ["a", "bc", "def"]})
+    file = tmp_path / "in" / "data.arrow"
+    file.parent.mkdir()
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = file.read_bytes()
+    if damage == b"offsets":
+        data = data.replace(np.array([0, 1, 3, 6], np.int32).tobytes(), np.array([0, 1, 2**30, 6], np.int32).tobytes())
+    elif damage == b"name":
+        data = data.replace(b"name\0", b"\x84ame\0")
+    assert (data != file.read_bytes()) == (damage != b"file")
+    file.write_bytes(data)
+    listed = "n" * 5_000 if damage == b"file" else "data.arrow"
+    (tmp_path / "in" / "state.json").write_text(json.dumps({"_data_files": [{"filename": listed}]}))
+    with pytest.raises(DataError):
+        convert(tmp_path / "in", tmp_path / "s", processes=1)
+
+
 def test_bytes_as_tokens(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 50)
     convert(tmp_path / "a.jsonl", tmp_path / "s", tokenizing=Tokenizing(tokenizer="bytes", column="text", end=256))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, size_of
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled
 from hasten.data.convert.refusals import no_records, truncated
 from hasten.data.convert.typing import read_records, types_of
 
@@ -54,7 +54,10 @@ class Chunked(Reader):
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
         """Return one unit per chunk file."""
-        return list(cls.chunks(path))
+        try:
+            return list(cls.chunks(path))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} has no valid index of the format {cls.name}: copy the folder again.") from error
 
     @classmethod
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
@@ -97,11 +100,13 @@ def _read_index(file: Path, _size: int, _changed_ns: int) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def chunk_unit(path: Path, name: str) -> Unit:
-    """Return the unit of a chunk file, whose name comes from an untrusted index. A missing file is a problem."""
+def chunk_unit(path: Path, name: str, index: str = "index.json") -> Unit:
+    """Return the unit of a file whose name comes from an untrusted index. A missing file is a problem."""
     file = path / Path(name).name
-    missing = "the file is listed in index.json but does not exist: copy the folder again"
-    return Unit(path=str(file), num_bytes=size_of(file), problem="" if file.is_file() else missing)
+    try:
+        return Unit(path=str(file), num_bytes=file.stat().st_size)
+    except (OSError, ValueError):  # missing, or a name that no file can have
+        return Unit(path=str(file), problem=f"the file is listed in {index} but does not exist: copy the folder again")
 
 
 def samples_of(

@@ -52,19 +52,11 @@ class Run:
     @property
     def plan(self) -> Mapping[str, Any]:
         """The optimizations it trained under: name -> settings; empty if the file cannot be read."""
-        return self._of_plan("optimizations")
-
-    @property
-    def proved(self) -> Mapping[str, Any]:
-        """What its plan says about its proof; empty if the file cannot be read."""
-        return self._of_plan("proved")
-
-    def _of_plan(self, key: str) -> Mapping[str, Any]:
         try:
-            table = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get(key, {})
+            optimizations = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get("optimizations", {})
         except (OSError, ValueError):
             return {}
-        return table if isinstance(table, Mapping) else {}
+        return optimizations if isinstance(optimizations, Mapping) else {}
 
 
 def open_run(path: Path) -> Run:

@@ -10,7 +10,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from hasten.core.errors import BrokenFileError, DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, size_of
+from hasten.data.convert.chunks import chunk_unit
+from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit
 
 _STATE = "state.json"
 _ROWS = 2048
@@ -36,23 +37,23 @@ class HuggingFace(Reader):
             raise DataError(f"{path} contains the splits {', '.join(splits)}: use the folder of one of them.")
         try:
             state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-            names = [part["filename"] for part in state["_data_files"]]
+            names = [str(part["filename"]) for part in state["_data_files"]]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path / _STATE} was not written by save_to_disk ({error}).") from error
         if state.get("_indices_data_files"):
             raise DataError(
                 f"{path} contains a selection of rows: call flatten_indices() on the dataset before save_to_disk."
             )
-        files = [path / Path(name).name for name in names]
-        missing = "the file does not exist: copy the folder again"
-        return [Unit(path=str(file), num_bytes=size_of(file), problem="" if file.is_file() else missing) for file in files]
+        return [chunk_unit(path, name, _STATE) for name in names]
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the rows of an Arrow file in batches of a few thousand."""
         try:
             with pa.memory_map(unit.path) as source, pa.ipc.open_stream(source) as stream:
+                _ = stream.schema.names  # raises if a name is not UTF-8
                 for batch in stream:
+                    batch.validate(full=True)  # damaged offsets would end the process
                     table = pa.Table.from_batches([batch])
                     if choices.columns:
                         table = table.select(list(choices.columns))

@@ -42,6 +42,7 @@ class Parquet(Reader):
             except (pa.ArrowInvalid, OSError) as error:
                 raise BrokenFileError(str(file), f"is not a Parquet file: {error}.") from error
             schema = read.schema_arrow.remove_metadata()
+            _ = schema.names  # raises if a name is not UTF-8
             if not schema.equals((first or [schema])[0]):
                 raise DataError(f"{file} has other columns than the first file of {path}: convert them to separate stores.")
             first[:] = [schema]
@@ -76,6 +77,7 @@ class Parquet(Reader):
             for batch in file.iter_batches(
                 _ROWS, row_groups=range(unit.start, unit.end), columns=list(choices.columns) or None, use_threads=False
             ):
+                batch.validate(full=True)
                 yield pa.Table.from_batches([batch])
         except (pa.ArrowInvalid, OSError) as error:
             raise BrokenFileError(unit.path, f"cannot be read at row group {unit.start}: {error}.") from error
