@@ -10,6 +10,7 @@ from benchmarks.activation_checkpointing import run_checkpointing
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
 from benchmarks.around import run_around
 from benchmarks.chaos import main as chaos
+from benchmarks.check import main as check
 from benchmarks.checkpoints.run import main as checkpoints
 from benchmarks.data_layer.run import data
 from benchmarks.gate import run_gate
@@ -49,7 +50,7 @@ def _recipes(arguments: list[str]) -> None:
 
 
 OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
-    "chaos": chaos, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth, "public": public,
+    "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth, "public": public,
     "recipes": _recipes,
 }  # fmt: skip
 """Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""

@@ -1,0 +1,62 @@
+"""The benchmark of checks: its commits, its rates, and that it continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import check
+from hasten.check.check import CheckRequest
+from hasten.check.repository import Repository
+from hasten.core.errors import TrialError
+from hasten.core.stats import Verdict
+from tests.check.test_result import result
+
+
+def test_the_candidate_is_the_injected_slowdown_and_a_failure_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def run_check(request: CheckRequest) -> Any:
+        repository = Repository(request.folder)
+        with repository.checked_out([repository.base(None), repository.candidate()]) as trees:
+            seen.extend((tree / "job.py").read_text().splitlines()[-1].strip() for tree in trees)
+        if len(seen) > 2:
+            raise TrialError("it broke", kind="raised")
+        return result()
+
+    monkeypatch.setattr(check, "run_check", run_check)
+    row = check.check_once(0.05, 0, 10.0)
+    assert seen == ["drag_frac = 0.0", "drag_frac = 0.05"]
+    assert (row["verdict"], row["injected_frac"], len(row["sessions"])) == ("slower", 0.05, 2)
+    assert check.check_once(0.05, 1, 10.0)["verdict"] == "failed"
+
+
+def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    verdicts = {0.0: ["same", "slower", "same", "faster"], 0.1: ["slower", "undecided", "slower", "failed"]}
+    taken: list[tuple[float, int]] = []
+    written: dict[str, Any] = {}
+
+    def check_once(frac: float, number: int, budget_s: float) -> dict[str, Any]:
+        if len(taken) == 3 and not written.get("interrupted"):
+            written["interrupted"] = True
+            raise KeyboardInterrupt
+        taken.append((frac, number))
+        return {"injected_frac": frac, "number": number, "verdict": verdicts[frac][number], "headline": "", "seconds": 1.0}
+
+    monkeypatch.setattr(check, "check_once", check_once)
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "commit_of", lambda _: "abc")
+    monkeypatch.setattr(check, "record", lambda _name, found, _command: written.update(json.loads(json.dumps(found))))
+    with pytest.raises(KeyboardInterrupt):
+        check.run_checks(4, 10.0, (0.0, 0.1))
+    check.run_checks(4, 10.0, (0.0, 0.1))
+    assert taken == [(frac, number) for frac in (0.0, 0.1) for number in range(4)]
+    assert written["aa"]["changed_frac"] == 0.5
+    assert written["plus_10_percent"]["slower_frac"] == 0.5
+    assert written["plus_10_percent"]["verdicts"]["failed"] == 1
+    assert len(written["aa"]["rows"]) == 4
+    assert not list((tmp_path / "hasten-out").iterdir())
+    assert Verdict.SLOWER in written["aa"]["verdicts"]
