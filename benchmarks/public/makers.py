@@ -9,12 +9,11 @@ from types import MappingProxyType
 from benchmarks.public.prepare import (
     character_bins,
     characters,
-    enwik8,
     fashion,
     fewer_digits,
+    fewer_words,
     mnist,
     pictures,
-    wikitext,
     words,
 )
 from benchmarks.public.prepare_arrays import citations, planetoid, scenes, small_digits, spectrograms, super_resolution
@@ -22,7 +21,7 @@ from benchmarks.public.prepare_hub import conversations, diffusion, mrpc
 
 MAKERS: Mapping[str, Callable[[Path], None]] = MappingProxyType({
     made.__name__: made for made in (
-        characters, character_bins, enwik8, words, wikitext, mnist, fewer_digits, fashion, pictures, citations, planetoid,
-        super_resolution, scenes, spectrograms, small_digits, mrpc, conversations, diffusion,
+        characters, character_bins, words, fewer_words, mnist, fewer_digits, fashion, pictures, citations,
+        planetoid, super_resolution, scenes, spectrograms, small_digits, mrpc, conversations, diffusion,
     )
 })  # fmt: skip

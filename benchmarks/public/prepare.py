@@ -6,7 +6,6 @@ graphs and spectrograms are random. Each function fills a folder, is seeded, and
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import pickle
 import re
@@ -24,8 +23,6 @@ from hasten.core.errors import MachineError
 
 NUM_CHARACTERS = 1_115_394
 """The size of Tiny Shakespeare, which two of the scripts were written for."""
-NUM_BYTES = 95_000_000
-"""The script for enwik8 reads this number of bytes, and validates on those after the first 90 million."""
 NUM_WORDS = {"train": 929_589, "valid": 73_760, "test": 82_430}
 """As in Penn Treebank (Mikolov et al., 2010)."""
 NUM_DIFFERENT_WORDS = 10_000
@@ -56,25 +53,20 @@ def character_bins(folder: Path) -> None:
     (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
-def enwik8(folder: Path) -> None:
-    """The source of Python's standard library, repeated up to 95 million bytes, as `enwik8.gz`."""
-    text = _text(NUM_CHARACTERS).encode("ascii")
-    with gzip.GzipFile(folder / "enwik8.gz", "wb", compresslevel=1, mtime=0) as file:
-        for left in range(NUM_BYTES, 0, -len(text)):
-            file.write(text[:left])
-
-
 def words(folder: Path) -> None:
     """The source of Python's standard library as words, 10,000 distinct ones, of the length of Penn Treebank."""
-    lines = lines_of_words(sum(NUM_WORDS.values()))
-    for name, count in NUM_WORDS.items():
+    _words(folder, NUM_WORDS)
+
+
+def fewer_words(folder: Path) -> None:
+    """The same words, a fifth of their number."""
+    _words(folder, {name: count // 5 for name, count in NUM_WORDS.items()})
+
+
+def _words(folder: Path, counts: Mapping[str, int]) -> None:
+    lines = lines_of_words(sum(counts.values()))
+    for name, count in counts.items():
         (folder / f"{name}.txt").write_text(_take(lines, count), encoding="ascii")
-
-
-def wikitext(folder: Path) -> None:
-    """The source of Python's standard library as words, 10,000 distinct ones, as long as Penn Treebank's training set."""
-    count = NUM_WORDS["train"]
-    (folder / "wikitext-2.txt").write_text(_take(lines_of_words(count), count), encoding="ascii")
 
 
 def mnist(folder: Path) -> None:

@@ -242,10 +242,11 @@ def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
     why = call(["tune", case.script, "--budget", run.budget, "--out", str(out)], case, run, work, limit_s)
     if not why and not (out / "evidence.json").exists():
         why = "`hasten tune` wrote no evidence"
-    if why:
+    if not (out / "evidence.json").exists():
         return {"why": why, "found": None, "budget": run.budget}
     texts = {f"{name}_text": _text(out / f"hasten.{end}", work) for name, end in (("plan", "toml"), ("patch", "patch"))}
-    return {"why": "", "found": {**judge_tuning(_read(out / "evidence.json", run, work)), **texts}, "budget": run.budget}
+    judged = judge_tuning(_read(out / "evidence.json", run, work))
+    return {"why": "", "found": {**judged, **texts}, "budget": run.budget, "said": why}  # it fails if nothing could be tried
 
 
 def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:

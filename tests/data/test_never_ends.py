@@ -21,14 +21,16 @@ from PIL import Image
 
 from hasten.core.errors import DataError, MachineError
 from hasten.data import Store
-from hasten.data.convert import contract, json_text, typing
+from hasten.data.convert import contract, job, json_text, typing
 from hasten.data.convert.contract import Bad, Choices, Unit
 from hasten.data.convert.job import Result, convert
 from hasten.data.convert.listing import listed
+from hasten.data.convert.processes import in_processes
 from hasten.data.convert.readers import images, jsonl
 from hasten.data.convert.readers.jsonl import Jsonl
 from hasten.data.convert.readers.parquet import Parquet
 from hasten.data.convert.reasons import in_words, reason_of, tallied
+from hasten.data.convert.unit import convert_unit
 from hasten.data.pictures import check
 
 
@@ -313,6 +315,70 @@ def test_nothing_usable_is_an_error_with_the_reasons(tmp_path: Path) -> None:
         (tmp_path / "in" / f"{name}.png").write_bytes(b"text")
     with pytest.raises(DataError, match="nothing can be used: 2 x the image cannot be decoded"):
         convert(tmp_path / "in", tmp_path / "s", processes=1, max_bad_frac=1.0)
+
+
+def test_a_record_of_very_many_keys(tmp_path: Path) -> None:
+    wide = json.dumps({f"k{number}": number for number in range(20_000)})
+    good = '{"x": {"a": 1}}\n'
+    (tmp_path / "a.jsonl").write_text(good * 50 + wide + "\n" + f'{{"x": {wide}}}\n' + good * 250)
+    made = convert(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
+    assert dict(made.reasons) == {"more than 10,000 keys": 1, "field 'x' is not of type struct<a: int64>": 1}
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"x": {{"k{number}": 1}}}}\n' for number in range(2_000)))
+    assert convert(tmp_path / "b.jsonl", tmp_path / "t", processes=1).num_records == 2_000
+
+
+def kills_its_process(task: int) -> int:
+    if task == 3:
+        os.abort()
+    return task
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_its_process_is_given_up_alone() -> None:
+    made = in_processes(kills_its_process, range(8), 2, killed=lambda task: -task)
+    assert sorted(made) == [-3, 0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_unit_that_kills_its_process_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_one_that_dies(_work: Any, tasks: Any, _count: int, *, killed: Callable[[Any], Any]) -> Iterator[Any]:
+        return (killed(task) if task.number == 1 else convert_unit(task) for task in tasks)
+
+    monkeypatch.setattr(job, "in_processes", of_one_that_dies)
+    for name in "abc":
+        parquet(tmp_path / f"{name}.parquet")
+    made = convert(tmp_path, tmp_path / "s", format="parquet", processes=2)
+    assert (made.num_records, dict(made.reasons)) == (200, {"reading it kills the process": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("mds", {"index.json": '{"shards": 5}'}),
+        ("mds", {"index.json": '{"shards": [{}]}'}),
+        ("mds", {}),
+        ("litdata", {"index.json": '{"chunks": null}'}),
+        ("litdata", {"index.json": '{"chunks": [], "config": 7}'}),
+        ("litdata", {}),
+        ("huggingface", {"state.json": '{"_data_files": [{"filename": 5}]}'}),
+        ("huggingface", {"state.json": "[1]"}),
+    ],
+)
+def test_a_damaged_index_is_refused_in_words(tmp_path: Path, kind: str, files: dict[str, str]) -> None:
+    lines(tmp_path / "a.jsonl")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=f"cannot be read as {kind}|MDS version|not written by save_to_disk"):
+        convert(tmp_path if files else tmp_path / "a.jsonl", tmp_path / "s", format=kind, processes=1)
+
+
+def test_decoded_images_of_two_sizes_are_refused_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(130):
+        side = 8 if number < 100 else 9
+        Image.new("RGB", (side, side)).save(tmp_path / f"{number:03d}.png")
+    for num_files, words in ((512, "the images have different sizes"), (100, "rows of different types or shapes")):
+        monkeypatch.setattr(images.Images, "unit_files", num_files)
+        with pytest.raises(DataError, match=words):
+            convert(tmp_path, tmp_path / f"s{num_files}", format="images", pixels="decoded", processes=1)
 
 
 def test_a_pipe_as_the_source_is_refused(tmp_path: Path) -> None:

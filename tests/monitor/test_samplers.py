@@ -161,7 +161,9 @@ def test_pressure_is_that_of_the_window(proc: Files) -> None:
     sampler: Any = None
     for times in (0, 1):
         for kind in ("cpu", "io"):
-            proc.write(f"pressure/{kind}", "".join(f"{who} avg10=9.0 total={times * 500_000}\n" for who in ("some", "full")))
+            proc.write(
+                f"pressure/{kind}", "".join(f"{share} avg10=9.0 total={times * 500_000}\n" for share in ("some", "full"))
+            )
         sampler = sampler or Pressure(Host(), proc.folder)
         values = sampler.sample()
     assert values == dict.fromkeys(

@@ -262,6 +262,8 @@ def test_the_ceiling_of_the_input_is_what_the_replay_saved_and_at_most_the_phase
     )  # the remaining time of the phase counts as free too
     busy = {"fetch_wait_frac": 0.0}
     assert ceilings({**found(data=3), **busy}, found(forward=0.5), None)["input"] == pytest.approx(4.0)
+    slower = ceilings({**found(data=3), **busy}, found(forward=1.9), None)  # another moment, when all the machine was slower
+    assert slower["input"] == pytest.approx(4.0)
     assert ceilings(found(data=3), found(forward=0.5), None)["input"] > 4.0  # after waiting, other phases are slower too
     workers = {**busy, "has_workers": True}
     assert ceilings({**found(data=3), **workers}, found(forward=0.5), None)["input"] > 4.0  # workers took cores from others

@@ -132,7 +132,8 @@ def convert(
     if made.num_resumed:
         say(f"{made.num_resumed} parts were already converted by an earlier run.")
     if made.quarantine:
-        say(f"{made.num_bad:,} bad records were left out. {made.quarantine} lists them:")
+        left_out = "1 bad record was" if made.num_bad == 1 else f"{made.num_bad:,} bad records were"
+        say(f"{left_out} left out. {made.quarantine} lists them:")
         _say_reasons(made.reasons)
 
 

@@ -26,6 +26,7 @@ class Hasten(LazyGroup):
         "profile": ("hasten.cli.profile:profile", "Show where the time of a job or script goes and what could be gained."),
         "tune": ("hasten.cli.tune:tune", "Try techniques one at a time; keep those that are proved to help."),
         "run": ("hasten.cli.run:run", "Train a job or run a script under a plan."),
+        "watch": ("hasten.cli.watch:watch", "Follow runs live, in the browser or in the terminal."),
         "compare": ("hasten.cli.compare:compare", "Compare two plans in paired, interleaved, fresh processes."),
         "check": ("hasten.cli.check:check", "Compare the speed of two commits, with a verdict and an exit status."),
         "batch": ("hasten.cli.batch:batch", "Find how many samples to compute at once."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from hasten.core.doing import doing_shown
 from hasten.report.words import bytes_words, percent, seconds_words
 from hasten.train.periodic import Report
 from hasten.train.run import metrics_words
@@ -79,6 +81,7 @@ class TrainingProgress:
                 TextColumn("{task.fields[left]}"), console=console, auto_refresh=False,
             )  # fmt: skip
             self._task = self._drawn.add_task("training", total=None, epoch=0, left="")
+        self._doing = ExitStack()
         self._recent = RecentSpeed()
         self._newest: Report | None = None
         self._phases: dict[str, float] = {}
@@ -109,11 +112,14 @@ class TrainingProgress:
         self._print(f"hasten: {words}")
 
     def __enter__(self) -> Self:
+        if not self._silent:
+            self._doing.enter_context(doing_shown(self.say))
         if self._drawn is not None:
             self._drawn.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._doing.close()
         if self._drawn is not None:
             if self._newest is not None:
                 self._draw(self._drawn, self._newest)

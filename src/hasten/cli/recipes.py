@@ -14,6 +14,7 @@ import typer
 
 from hasten.cli.command import Verbs
 from hasten.cli.say import narrated, progress_bar, say
+from hasten.core.doing import doing_shown
 from hasten.core.errors import DataError, HastenError
 from hasten.core.files import write_atomically
 from hasten.recipes.findings import many, printable
@@ -139,9 +140,13 @@ def look(
             f"images of equal names would overwrite each other: {', '.join(twice[:3])}. Give them in separate calls."
         )
     _refuse_full(out)
-    job: Any = load_job(target)
-    predict = recipe_of(job).load("predict")
-    model = predict.trained(job, weights)
+    with narrated() as step:
+        step(f"loading {target} and {printable(weights)}")
+        with doing_shown(step):
+            job: Any = load_job(target)
+            predict = recipe_of(job).load("predict")
+            model = predict.trained(job, weights)
+        step(f"looking at {many(len(paths), 'image')}")
     rows, bad, num_hidden = [], [], 0
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -181,9 +186,11 @@ def export(
     """Export a trained model to ONNX. The file is written only if its outputs equal those of the model."""
     from hasten.core.target import load_job
 
-    job: Any = load_job(target)
-    recipe_of(job)
-    with warnings.catch_warnings():
+    with narrated() as step, doing_shown(step), warnings.catch_warnings():
+        step(f"loading {target}")
+        job: Any = load_job(target)
+        recipe_of(job)
+        step(f"exporting to {printable(file)}, and comparing its outputs")
         warnings.simplefilter("ignore")  # torch's exporter warns about parts of torch that it uses itself
         differences = job.export(str(weights), str(file))
     agreement = ", ".join(f"{name} within {value:.1g}" for name, value in differences.items())
@@ -198,6 +205,8 @@ def synth(
 ) -> None:
     """Generate labelled sample images in FOLDER/images and FOLDER/labels, for users without their own data."""
     _refuse_full(folder)
+    with narrated() as step:
+        step(f"drawing {many(count, 'image')}")
     try:
         with progress_bar("images", count) as advance:
             RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from enum import StrEnum
@@ -15,6 +16,7 @@ from hasten.cli.say import RanksOption, errors, refuse_of_a_script, say, say_err
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
+    from hasten.core.plan import Plan
     from hasten.train.trainer import Result
 
 DEFAULT_OUT = Path("hasten-run")
@@ -91,6 +93,7 @@ def run(
         )
         run_script(command, plan)
         return
+    say_loading(target, ranks)
     from hasten.cli.progress import TrainingProgress
     from hasten.core.job import defaults_words
     from hasten.core.plan import Plan
@@ -113,9 +116,9 @@ def run(
     start_under(chosen)
     job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
+    warn_if_outdated(Plan() if silent else chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
-    non_finite = NonFinitePolicy(policy=on_nan.value)
     quiet = silent or voice.get().level < 0
     with TrainingProgress(errors, silent=quiet) as progress:
         if not quiet and (words := defaults_words(job)):
@@ -125,7 +128,12 @@ def run(
         )
         observe = follow_loop(out, sinks, say=progress.say, alerts=live_alerts)
         options = RunOptions(
-            resume=resume, anyway=resume_anyway, pace=pace, non_finite=non_finite, say=progress.say, observe=observe
+            resume=resume,
+            anyway=resume_anyway,
+            pace=pace,
+            non_finite=NonFinitePolicy(policy=on_nan.value),
+            say=progress.say,
+            observe=observe,
         )
         result = train(job, chosen, out, max_updates=updates, on_report=progress.on_report, options=options, origin=origin)
     leave_group()
@@ -138,6 +146,12 @@ def run(
         status = status or EXIT_ALERT
     if status:
         raise typer.Exit(status)
+
+
+def say_loading(target: str, ranks: int) -> None:
+    """Say that a job is loaded, in one of its processes: imports, data and compilation take seconds."""
+    if os.environ.get("RANK", "0" if ranks == 1 else "none") == "0" and voice.get().level >= 0:
+        say_error(f"loading {target}")
 
 
 def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:
@@ -186,6 +200,15 @@ def say_result(result: Result, out: Path) -> None:
         say(f"Stopped by {result.stopped_by.name}. Run the same command with --resume to continue.")
 
 
+def warn_if_outdated(plan: Plan, target: str) -> None:
+    """Warn if the plan was proved on another machine or with another version of torch."""
+    from hasten.core.machine import read_machine
+    from hasten.core.validity import changed_since_proof
+
+    if plan.names and (changes := changed_since_proof(plan, read_machine())):
+        say_error(f"this plan was proved elsewhere: {changes}. Its gain may not hold here. Tune again: hasten tune {target}")
+
+
 def run_script(command: tuple[str, ...], path: Path | None) -> None:
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
@@ -203,6 +226,7 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
     if missing := beyond(plan):
         words = "; ".join(f"{name}: {why}" for name, why in missing.items())
         raise PlanError(f"{path} has techniques that cannot be applied to a script: {words}. Remove them from the plan.")
+    warn_if_outdated(plan, shlex.join(command[:2] if command[0] == "-m" else command[:1]))
     environment = joined_environment(required_environment(plan.optimizations), os.environ)
     done = run_under(command, plan.to_dict(), env=environment)
     for rank, why in done.failures.items():

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from hasten.core.doing import doing
 from hasten.core.errors import MachineError
 from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE
 
@@ -32,6 +33,7 @@ def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+        doing("drawing images, once on this machine")
         try:
             draw(scratch / name)
             (scratch / name).rename(folder)

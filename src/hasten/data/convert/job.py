@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from hasten.core.errors import DataError
+from hasten.core.errors import DataError, HastenError
 from hasten.core.machine import read_cores
 from hasten.data.convert.choose import reader_for, reader_named
 from hasten.data.convert.contract import Choices, Reader, Unit
@@ -28,7 +28,7 @@ from hasten.data.convert.partitions import types_of_values, with_values
 from hasten.data.convert.processes import in_processes
 from hasten.data.convert.quarantine import BAD, write_quarantine
 from hasten.data.convert.rate import check_rate
-from hasten.data.convert.reasons import in_words, tallied
+from hasten.data.convert.reasons import in_words, reason_of, tallied
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.convert.unit import Converted, Task, convert_unit
 from hasten.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
@@ -141,16 +141,12 @@ def convert(
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
     choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter)
-    units = with_values(reader.units(path, choices), path)
-    if not units:
-        raise DataError(f"{path} is empty: there is nothing to convert.")
-    usable = [unit for unit in units if not unit.problem]
-    if not usable:
-        problems = in_words(tallied((unit.problem, 1) for unit in units)) if len(units) > 1 else units[0].problem
-        raise DataError(f"{units[0].path if len(units) == 1 else path} cannot be read: {problems.rstrip('.')}.")
-    remarks = reader.remarks(usable, choices)
-    columns_of_folders, choices = _partitions(path, reader, usable, choices, remarks)
-    choices, partitions = _typed(reader, usable, choices, columns_of_folders, have if mode == "append" else None)
+    try:
+        units, choices, partitions, remarks = _planned(path, reader, choices, have if mode == "append" else None)
+    except HastenError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path} cannot be read as {reader.name}: {reason_of(error)}.") from error
     rows = block_rows or (2**20 if tokenizing and tokenizing.flat else BLOCK_ROWS)
     if have is not None and mode == "append":
         rows = have.block_rows
@@ -185,6 +181,11 @@ def convert(
         notes = tallied(note for part in parts for note in part.notes.items())
         remarks += [f"{words}: {count:,}" for words, count in notes.items()]
         if manifest is None or not ended:
+            if len({repr(part.written.raw) for part in parts if part.written.shards}) > 1:
+                raise DataError(
+                    f"{path} has rows of different types or shapes: convert them to separate stores, or set a size for "
+                    f"images (--size 320x240)."
+                )
             provenance = _provenance(path, reader, parts, quarantine, remarks)
             manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
         shutil.rmtree(folder)
@@ -211,11 +212,33 @@ class Processes:
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
         """Convert the tasks."""
-        yield from in_processes(
-            convert_unit, tasks, self._count,
-            killed="a process of the conversion was killed, possibly because it ran out of memory: completed units are "
-            "kept. Run the same command again with fewer --processes.",
-        )  # fmt: skip
+        yield from in_processes(convert_unit, tasks, self._count, killed=_quarantined)
+
+
+def _quarantined(task: Task) -> Converted:
+    """Quarantine a unit that kills its process, by running out of memory or by a fault in a library."""
+    return convert_unit(replace(task, unit=replace(task.unit, problem="reading it kills the process")))
+
+
+def _planned(
+    path: Path, reader: type[Reader], choices: Choices, have: Manifest | None
+) -> tuple[list[Unit], Choices, tuple[tuple[str, str], ...], list[str]]:
+    """Return the units of a source, the choices with types, columns in the names of folders, and remarks for the user.
+
+    Raises:
+        DataError: The source is empty, or nothing in it can be read.
+    """
+    units = with_values(reader.units(path, choices), path)
+    if not units:
+        raise DataError(f"{path} is empty: there is nothing to convert.")
+    usable = [unit for unit in units if not unit.problem]
+    if not usable:
+        problems = in_words(tallied((unit.problem, 1) for unit in units)) if len(units) > 1 else units[0].problem
+        raise DataError(f"{units[0].path if len(units) == 1 else path} cannot be read: {problems.rstrip('.')}.")
+    remarks = reader.remarks(usable, choices)
+    columns_of_folders, choices = _partitions(path, reader, usable, choices, remarks)
+    choices, partitions = _typed(reader, usable, choices, columns_of_folders, have)
+    return units, choices, partitions, remarks
 
 
 def _partitions(

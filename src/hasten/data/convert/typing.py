@@ -26,6 +26,8 @@ _MAJORITY_FRAC = 0.9
 """Minimum share of values of one kind for the other values to be treated as errors."""
 _MAX_DEPTH = 64
 """Maximum nesting of the records that types are inferred from."""
+_MAX_KEYS = 10_000
+"""Maximum number of keys of such a record, and of different keys of a field."""
 _INFERRED_ITEMS = 100_000
 """Maximum number of items of a list column that its type is inferred from."""
 _PLAIN = {"bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
@@ -37,9 +39,9 @@ def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
     Raises:
         DataError: A column contains different kinds of values, or a requested column is in none of the records.
     """
-    records = [record for record in records if _depth(record) <= _MAX_DEPTH]
+    records = [record for record in records if not _too_large(record)]
     if not records:
-        raise DataError(f"all records are nested more than {_MAX_DEPTH} levels deep: flatten them.")
+        raise DataError(f"all records have more than {_MAX_KEYS:,} keys, or are nested more than {_MAX_DEPTH} levels deep.")
     names = list(dict.fromkeys(name for record in records for name in record))
     missing = [name for name in choices.columns if name not in names]
     if missing:
@@ -133,8 +135,8 @@ def _misfit(record: dict[str, Any], schema: pa.Schema, checks: Mapping[str, Call
     """Return the reason why columns of these types would change a record; empty if they store it as it is."""
     if not choices.columns and not record.keys() <= checks.keys():
         unknown = min(record.keys() - checks.keys())
-        if _depth(record) > _MAX_DEPTH:
-            return "nested too deeply"
+        if too_large := _too_large(record):
+            return too_large
         return f"unknown field {unknown!r}: it is not in the records that the types were inferred from"
     for name, fits in checks.items():
         value = record.get(name)
@@ -162,6 +164,8 @@ def _type_of(name: str, values: Sequence[Any]) -> pa.DataType:
         return pa.list_(_item_type(name, values))
     if kind == "dict":
         names = dict.fromkeys(inner for value in values for inner in value)
+        if len(names) > _MAX_KEYS:
+            raise DataError(f"field {name!r} has more than {_MAX_KEYS:,} different keys: omit it (--columns).")
         return pa.struct([pa.field(n, _type_of(f"{name}.{n}", [value.get(n) for value in values])) for n in names])
     if kind not in _PLAIN:
         raise DataError(f"field {name!r} contains values of kind {kind}, which cannot be stored: omit it (--columns).")
@@ -189,12 +193,20 @@ def _kind(value: Any) -> str:
     return "list" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
 
 
-def _depth(value: Any, level: int = 0) -> int:
-    """Return how deeply a value is nested, up to one more than the limit."""
-    if level > _MAX_DEPTH:
-        return level
-    items = value.values() if isinstance(value, dict) else value
-    return max((_depth(item, level + 1) for item in items if isinstance(item, (dict, list, tuple))), default=level)
+def _too_large(record: dict[str, Any]) -> str:
+    """Return why types are not inferred from a record; empty if they are."""
+    waiting: list[tuple[Any, int]] = [(record, 0)]
+    num_keys = 0
+    while waiting:
+        value, level = waiting.pop()
+        if level > _MAX_DEPTH:
+            return "nested too deeply"
+        num_keys += len(value) if isinstance(value, dict) else 0
+        if num_keys > _MAX_KEYS:
+            return f"more than {_MAX_KEYS:,} keys"
+        items = value.values() if isinstance(value, dict) else value
+        waiting += ((item, level + 1) for item in items if isinstance(item, (dict, list, tuple)))
+    return ""
 
 
 @lru_cache(maxsize=256)

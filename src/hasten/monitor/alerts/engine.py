@@ -57,8 +57,8 @@ class Alert:
         """Return it as one paragraph, for a person."""
         where = f" (rank {self.rank})" if self.rank else ""
         if self.state == "resolved":
-            return f"resolved at step {self.step}{where}: {self.words}"
-        parts = [f"since step {self.since_step}{where}: {self.words}", self.cause, self.next]
+            return f"resolved at step {self.step:,}{where}: {self.words}"
+        parts = [f"since step {self.since_step:,}{where}: {self.words}", self.cause, self.next]
         return " ".join(part if part.endswith((".", ":")) else f"{part}." for part in parts if part)
 
 
@@ -144,7 +144,7 @@ class Alerts:
             standing.state = "resolved"
             standing.bad.clear()
         elif standing.state == "pending" and not any(standing.bad):
-            standing.state = "resolved"  # it never fired, so nobody is told
+            standing.state = "resolved"  # it never fired, so no one needs to know
             return None
         else:
             return None

@@ -28,6 +28,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from hasten.core.doing import doing
 from hasten.core.errors import DataError, JobError
 from hasten.core.job import Gathered, Job, Loss, Mean, Quality
 from hasten.recipes.detection.augment import Augmentation
@@ -128,6 +129,8 @@ class DetectionJob(Job):
             DataError: A folder is missing, labels cannot be read, too much is bad, or too few images remain.
         """
         findings = Findings()
+        if self.images is not None:
+            doing(f"reading the images in {self.images} and their labels")
         parts = self._read(findings, self.max_bad_frac)
         if findings.items:
             _log.warning("%s", findings.words())

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from hasten.core.doing import doing
 from hasten.core.errors import DataError
 from hasten.recipes.findings import BadFileError, Findings
 from hasten.recipes.ocr.maps import MapSettings, PolygonArray, make_maps
@@ -122,6 +123,7 @@ def read_items(
         DataError: The folders cannot be used, or too many images have problems.
     """
     findings = Findings()
+    doing(f"reading the images in {images} and their labels")
     items = read_regions(images, labels, findings, rows=rows, encoding=encoding)
     if len(findings):
         _LOG.warning("%s", findings.words())

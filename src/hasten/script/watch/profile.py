@@ -155,10 +155,11 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
     """Return the largest gain of each counterfactual, as a ratio.
 
     Data, logging and padding are measured by separate runs, the others by their share of the time. On a CPU nothing overlaps
-    with a phase that the script waits in, so the gain is limited to that phase. There are two exceptions, for which the run
-    alone decides: if the script mostly waits for data, its cores become idle and the following phases run slower; and loader
-    workers take cores from all phases. A replay still waits for workers that start with an epoch, so its remaining data time
-    counts as saved too. If the script has too few steps for a replay, the share of the data phase is used.
+    with a phase that the script waits in, so the gain is limited to that phase. For data it is that phase: the other phases
+    were timed in another run at another moment, and their drift would hide a gain or invent one. There are two exceptions,
+    for which the run alone decides: if the script mostly waits for data, its cores become idle and the following phases run
+    slower; and loader workers take cores from all phases. A replay still waits for workers that start with an epoch, so its
+    remaining data time counts as saved too.
     """
     seconds, steps = phase_seconds(real)
     whole_s, core_s = sum(seconds.values()) / steps, update_s(real)
@@ -180,6 +181,7 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
             saved_s += left["data"] / left_steps
             waits = (real["fetch_wait_frac"] or 0.0) > MOSTLY_WAITING
             bounded = bounded and not waits and not real.get("has_workers", False)
+            saved_s = most_s if bounded else saved_s
         gains[name] = gain(min(saved_s, most_s) if bounded else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
     gains["compute"] = gain(whole_s - max(around_s, 1e-6))

@@ -35,10 +35,14 @@ def skim_reports(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return _parsed(newest) or {}, held_out
 
 
+def read_incidents(run: Path) -> list[dict[str, Any]]:
+    """Return all incidents of a run in order; empty if there were none."""
+    return [incident for line in _lines(run, INCIDENTS) if (incident := _parsed(line)) is not None]
+
+
 def count_incidents(run: Path) -> dict[str, int]:
     """Return kind -> number of incidents; empty if there were none."""
-    kinds = (_parsed(line) for line in _lines(run, INCIDENTS))
-    return dict(Counter(str(incident.get("kind", "other")) for incident in kinds if incident is not None))
+    return dict(Counter(str(incident.get("kind", "other")) for incident in read_incidents(run)))
 
 
 def speed(last: Mapping[str, Any]) -> float | None:

@@ -52,11 +52,19 @@ class Run:
     @property
     def plan(self) -> Mapping[str, Any]:
         """The optimizations it trained under: name -> settings; empty if the file cannot be read."""
+        return self._of_plan("optimizations")
+
+    @property
+    def proved(self) -> Mapping[str, Any]:
+        """What its plan says about its proof; empty if the file cannot be read."""
+        return self._of_plan("proved")
+
+    def _of_plan(self, key: str) -> Mapping[str, Any]:
         try:
-            optimizations = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get("optimizations", {})
+            table = tomllib.loads((self.path / PLAN).read_text(encoding="utf-8")).get(key, {})
         except (OSError, ValueError):
             return {}
-        return optimizations if isinstance(optimizations, Mapping) else {}
+        return table if isinstance(table, Mapping) else {}
 
 
 def open_run(path: Path) -> Run:

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from hasten.core.doing import doing_shown
 from hasten.core.errors import HastenError, LossError
 from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
@@ -299,18 +300,19 @@ def serve(commands: TextIO, answers: TextIO, *, group: Group | None = None, grou
         grouped: Whether this process is one of several ranks.
     """
     worker = Worker(answers, grouped=grouped)
-    for line in commands:
-        command = json.loads(line)
-        operation = command.pop("op")
-        if operation == "exit":
-            break
-        if group is None:
-            _send(answers, _obey(worker, operation, command))
-            continue
-        answer = group.perform(line, operation, partial(_obey, worker, operation, command))
-        _send(answers, answer)
-        if not answer["ok"]:  # the ranks are out of sync
-            break
+    with doing_shown(lambda words: _send(answers, {"progress": words})):
+        for line in commands:
+            command = json.loads(line)
+            operation = command.pop("op")
+            if operation == "exit":
+                break
+            if group is None:
+                _send(answers, _obey(worker, operation, command))
+                continue
+            answer = group.perform(line, operation, partial(_obey, worker, operation, command))
+            _send(answers, answer)
+            if not answer["ok"]:  # the ranks are out of sync
+                break
 
 
 def _obey(worker: Worker, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:

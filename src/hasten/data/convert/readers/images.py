@@ -37,8 +37,9 @@ class Images(FileFolder):
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the images of some files. Images that are damaged, truncated or too large are bad."""
+        shapes: set[tuple[int, ...]] = set()
         for part in parts_of(cls._rows(unit, choices)):
-            yield part if isinstance(part, Bad) else _table(part, choices)
+            yield part if isinstance(part, Bad) else _table(part, choices, shapes)
 
     @classmethod
     def _rows(cls, unit: Unit, choices: Choices) -> Iterator[tuple[int, tuple[Any, ...]] | Bad]:
@@ -57,7 +58,8 @@ class Images(FileFolder):
             yield num_bytes, (name, folder_of(name), image, height, width)
 
 
-def _table(rows: Sequence[tuple[Any, ...]], choices: Choices) -> Rows:
+def _table(rows: Sequence[tuple[Any, ...]], choices: Choices, shapes: set[tuple[int, ...]]) -> Rows:
+    """Return images as columns. `shapes` holds those of earlier decoded ones."""
     paths, labels, images, heights, widths = zip(*rows, strict=True)
     columns: dict[str, Any] = {
         "path": pa.array(paths, pa.string()),
@@ -66,7 +68,7 @@ def _table(rows: Sequence[tuple[Any, ...]], choices: Choices) -> Rows:
         "width": pa.array(widths, pa.int32()),
     }
     if choices.pixels == "decoded":
-        shapes = {image.shape for image in images}
+        shapes |= {image.shape for image in images}
         if len(shapes) > 1:
             raise DataError(
                 f"the images have different sizes ({sorted(shapes)[:3]} ...): set one (--size 320x240), or store their "

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hasten.core.doing import doing
 from hasten.core.errors import DataError, JobError
 from hasten.recipes.needed import needed
 from hasten.recipes.ocr.maps.polygons import PolygonArray
@@ -137,6 +138,7 @@ def warm() -> None:
     Raises:
         MachineError: The extra `recipes` is not installed.
     """
+    doing("loading the compiled kernels, or compiling them once")
     make_maps(PolygonArray.from_list([[[2, 2], [14, 2], [14, 13], [2, 13]]]), (16, 16))
 
 
