@@ -68,9 +68,8 @@ def environment(case: Case, work: Path) -> dict[str, str]:
     path += [entry for entry in [os.environ.get("PYTHONPATH")] if entry]
     own = {name: str(folder / value[2:]) if value.startswith("./") else value for name, value in case.environment.items()}
     made = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1", **own, "PYTHONPATH": os.pathsep.join(path)}
-    if not path:
-        del made["PYTHONPATH"]
-    return made
+    left_out = {"PYTHONDONTWRITEBYTECODE", *(() if path else ("PYTHONPATH",))}
+    return {name: value for name, value in made.items() if name not in left_out}
 
 
 def fresh(template: Path, place: Path) -> Path:

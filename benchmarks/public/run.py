@@ -252,6 +252,8 @@ def tune_part(case: Case, run: PublicRun, work: Path) -> Row:
 def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:
     """Time whole runs of a script, plain and under the plan of its tuning."""
     tuned = found(row, "tune")
+    for folder in (work, ROOT / "src"):  # as after a first run: otherwise each run would compile all modules again
+        subprocess.run([run.python, "-m", "compileall", "-q", str(folder)], check=False, stdout=subprocess.DEVNULL)
     measured = measure_whole(case, run.python, work, tuned, run.rounds)
     told: Row = json.loads(shortened(json.dumps(measured), run, work.parent / "run"))
     return {**told, "plan": (tuned or {}).get("plan")}
