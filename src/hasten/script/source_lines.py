@@ -65,6 +65,11 @@ def users_line(depth: int = 2) -> tuple[str, int] | None:
     return _nearest(sys._getframe(depth))  # noqa: SLF001 - as above
 
 
+def nearest_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """Return the file and line of the nearest user frame, from this frame outwards."""
+    return _nearest(frame)
+
+
 def _nearest(frame: FrameType | None) -> tuple[str, int] | None:
     installed: FrameType | None = None
     while frame is not None and is_library(file := frame.f_code.co_filename):

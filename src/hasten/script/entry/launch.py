@@ -31,6 +31,8 @@ SITE = Path(__file__).resolve().parent / "site"
 CONFIG = "config.json"
 ELSEWHERE = "elsewhere"
 """Prefix of the marker files that training child processes create."""
+READY = "ready"
+"""Prefix of the files in which loader workers write when they are ready to make their first batch."""
 ELSEWHERE_WORDS = (
     "The script trains in {count} child processes that it starts itself, but only its own process can be watched. Train in "
     "the script's process (one rank, without multiprocessing), or start its ranks with torchrun and profile that command."
@@ -38,7 +40,7 @@ ELSEWHERE_WORDS = (
 GRACE_S = 15.0
 """Seconds that a script gets to end before it is terminated."""
 
-Mode = Literal["observe", "profile", "replay", "silent", "cut"]
+Mode = Literal["observe", "profile", "replay", "silent", "cut", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Watch:
     Attributes:
         mode: `observe` only observes. The other modes end the script once enough was observed, and keep checkpoints out of
             its folder. In addition, `replay` returns cached batches instead of the loader's, `silent` suppresses prints and
-            logs, and `cut` trims the padding from the loader's batches.
+            logs, `cut` trims the padding from the loader's batches, and `trace` traces the operators of a few steps.
         updates: Maximum number of steps.
         seconds: Maximum number of seconds, from the first step on.
     """

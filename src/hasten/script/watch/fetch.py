@@ -7,11 +7,13 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
 import torch
 
+from hasten.script.entry.launch import READY
 from hasten.script.source_lines import is_library, line_of, reading_line, users_line
 from hasten.script.watch.padding import Padding, cut_padding
 from hasten.script.watch.record import FETCHED, OTHER, VALIDATION, Recorder
@@ -58,14 +60,21 @@ class Fetch:
         trained: Receives whether gradients are enabled while the loop fetches.
         replay: Cached batches to return instead of the loader's; none by default.
         padding: Measures the padding of training batches, or trims it.
+        folder: Where worker processes say when they are ready (`elsewhere`); None if they do not.
     """
 
     def __init__(
-        self, recorder: Recorder, trained: Trained, replay: Replay | None = None, padding: Padding | None = None
+        self,
+        recorder: Recorder,
+        trained: Trained,
+        replay: Replay | None = None,
+        padding: Padding | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.recorder, self.trained, self.replay = recorder, trained, replay
         self.padding = padding or Padding()
-        self._collate_s = 0.0
+        self._folder = folder
+        self._collate_s = self._start_s = 0.0
         self._fetches = 0
         self._latest: Callable[[], Any] = lambda: None
 
@@ -85,12 +94,14 @@ class Fetch:
             if self._latest() is not iterator:
                 self._latest = weakref.ref(iterator)
                 self._watch_collate(iterator)
-            self._collate_s = 0.0
+            self._collate_s = self._start_s = 0.0
             self._fetches += 1
+            worker = self._awaited(iterator)
             asked = self._fetches <= BUSY_FIRST or self._fetches % BUSY_ONE_IN == 0
             on_core = _clock_of_fetching(iterator) if asked else _nobody
             busy_s = on_core()
             recorder.enter(FETCHED)
+            began = perf_counter()
             try:
                 if not grad:
                     return original(iterator)
@@ -104,11 +115,55 @@ class Fetch:
                 if grad and busy_s is not None and (now_s := on_core()) is not None:
                     recorder.fetch_s += seconds
                     recorder.fetch_busy_s += min(now_s - busy_s, seconds)
+                if worker is not None and (ready := self._ready(worker)) is not None:
+                    self._note_start(min(max(ready - began, 0.0), seconds), times=0)
                 if grad:
-                    self._note(iterator, seconds)
+                    self._note(iterator, seconds - self._start_s)
                     recorder.has_workers |= bool(iterator._num_workers)  # noqa: SLF001 - the iterator is torch's
 
         return fetch_seam
+
+    def wrap_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the methods that start and end worker processes. Also called while a batch is fetched, and by destructors."""
+        begins = original.__name__ == "__init__"
+
+        @functools.wraps(original)
+        def start_seam(*args: Any, **kwargs: Any) -> Any:
+            recorder = self.recorder
+            if not recorder.here():
+                return original(*args, **kwargs)
+            started, free = perf_counter(), recorder.free()
+            if free:
+                recorder.enter(FETCHED)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if free:
+                    recorder.leave()
+                self._note_start(perf_counter() - started, times=int(begins))
+
+        return start_seam
+
+    def _note_start(self, seconds: float, *, times: int) -> None:
+        self._start_s += seconds
+        if (line := users_line()) is not None:
+            self.recorder.note("start of workers", *line, seconds, times)
+
+    def _awaited(self, iterator: Any) -> int | None:
+        """Return the process id of the worker that makes the next batch if it is the worker's first; else None."""
+        if self._folder is None or not iterator._num_workers or iterator._rcvd_idx >= iterator._num_workers:  # noqa: SLF001 - as above
+            return None
+        try:
+            return int(iterator._workers[iterator._task_info[iterator._rcvd_idx][0]].pid)  # noqa: SLF001 - as above
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+
+    def _ready(self, worker: int) -> float | None:
+        """Return when a worker was ready to make its first batch; None if it did not say so."""
+        try:
+            return float((self._folder or Path()).joinpath(f"{READY}-{worker}").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
 
     def _watch_collate(self, iterator: Any) -> None:
         """Time the user's collate function if the iterator works in this process. Patches the iterator's own fetcher."""

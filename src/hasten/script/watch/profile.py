@@ -15,33 +15,52 @@ from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
 from hasten.profile.diagnosis import Diagnosis, Sentence, diagnose
 from hasten.script.entry.launch import ELSEWHERE_WORDS, Mode, Seen, Watch, run_watched
-from hasten.script.watch import padding
+from hasten.script.watch import padding, saves
 from hasten.script.watch.frameworks import names_of
 from hasten.script.watch.memory import steady_growth
+from hasten.script.watch.operators import moved
 from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
 from hasten.script.watch.trackers import LABELS
 
 WORTH_A_RUN = 0.01
 """Share of logging from which a run without it is worthwhile."""
+WORTH_A_TRACE, MOST_TRACED_S = 0.3, 5.0
+"""Share of the passes, the optimizer and the rest from which operators are traced, and the longest step that is traced."""
 WORTH_A_LINE = 0.02
 """Share of the time from which a source line is reported."""
 LINES = 8
 """Largest number of source lines reported."""
 
+PYTHON = "Python"
+"""What happens at a line that runs between operators."""
+PYTHON_WORDS = (
+    "{share:.0%} of the time is spent in other code, outside of PyTorch's operators and of all measured phases. The line "
+    "with the largest part of it ({part:.0%} of the time) is {file}:{line}."
+)
+OVERHEAD_WORDS = (
+    "Call overhead takes {over:.0%} of the time, arithmetic inside operators {arithmetic:.0%}: a step calls {calls} "
+    "operators, most of them so small that Python and PyTorch's dispatch take longer than the operator itself. Fewer and "
+    "larger calls help: larger batches, operations on whole tensors, torch.compile."
+)
 OTHER_WORDS = "It is spent between the timed places. A Python profiler such as py-spy shows the lines."
 
+STARTING = "start of workers"
+STARTING_WORDS = (
+    "Worker processes were started {times}. Create the loader and its iterator once, with persistent_workers=True, or use "
+    "no workers."
+)
 READS = (".item()", ".cpu()", ".tolist()")
 WRITES = ("print", "logging", "os.fsync", *sorted(LABELS), *names_of(LOGGING))
 """Places where values are read for a report, and places where the report is written."""
 
 CAUSES = {
-    Bottleneck.INPUT: ("dataset", "collate", "loader", "start of workers"),
+    Bottleneck.INPUT: ("dataset", "collate", "loader", STARTING),
     Bottleneck.PADDING: ("collate", "loader"),
     Bottleneck.TRANSFER: (".to()", ".cuda()", ".copy_()"),
     Bottleneck.LOGGING: (*READS, *WRITES),
     Bottleneck.OPTIMIZER: ("optimizer",),
     Bottleneck.VALIDATION: ("validation", *names_of(VALIDATION)),
-    Bottleneck.CHECKPOINT: ("torch.save", *names_of(CHECKPOINT)),
+    Bottleneck.CHECKPOINT: (*saves.NAMES, *names_of(CHECKPOINT)),
 }
 """Places that explain each bottleneck."""
 
@@ -103,7 +122,11 @@ def profile_script(
     if wants_cut(real.ranks[0]):
         progress("what if no position were padding")
         cut = run("cut")
-    others = (seen.ranks.get(0) if seen else None for seen in (replay, silent, cut))
+    trace = None
+    if wants_trace(real.ranks[0]):
+        progress("which operators run")
+        trace = run("trace")
+    others = (seen.ranks.get(0) if seen else None for seen in (replay, silent, cut, trace))
     return {**make_profile(real.ranks[0], *others), "failed": None}
 
 
@@ -199,10 +222,26 @@ def wants_cut(real: Found) -> bool:
     return bool(real.get("padding_frac", 0.0) >= padding.WORTH_A_RUN)
 
 
+def wants_trace(real: Found) -> bool:
+    """Return whether the steps spend enough time in the passes, or unexplained, to see which operators run."""
+    seconds, _ = phase_seconds(real)
+    examined = sum(seconds[name] for name in ("forward", "backward", "optimizer", "other"))
+    return examined >= WORTH_A_TRACE * sum(seconds.values()) and update_s(real) < MOST_TRACED_S
+
+
 def logging_writes(real: Found) -> bool | None:
     """Return whether logging spends more time writing than reading values; None if no source line shows it."""
     seconds = {kind: float(sum(place[4] for place in real["places"] if place[0] in kind)) for kind in (READS, WRITES)}
     return seconds[WRITES] > seconds[READS] if any(seconds.values()) else None
+
+
+def python_lines(lines: Sequence[tuple[str, int, float]], share: float) -> list[dict[str, Any]]:
+    """Return the lines that run between operators. `share`: their share of the time, which their samples divide."""
+    return [
+        {"what": PYTHON, "file": file, "line": line, "times": 0, "share": share * part}
+        for file, line, part in lines
+        if share * part >= WORTH_A_LINE
+    ]
 
 
 def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -221,7 +260,13 @@ def where(real: Found, always: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     return sorted(worth, key=lambda line: -line["share"])[:LINES]
 
 
-def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str, float], ran: Sequence[str]) -> Diagnosis:
+def diagnose_script(
+    real: Found,
+    phases: Mapping[str, float],
+    gains: Mapping[str, float],
+    ran: Sequence[str],
+    operators: Mapping[str, Any] | None = None,
+) -> Diagnosis:
     """Name a script's bottleneck and the source line that causes it.
 
     Args:
@@ -229,9 +274,14 @@ def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str
         phases: Share of each phase.
         gains: The ceilings.
         ran: The ceilings that were measured by a separate run.
+        operators: What the trace of operators found, if there was one.
     """
     measured = {name: gain for name, gain in gains.items() if name in ran}
-    diagnosis = diagnose(phases, measured, wait_frac=real["fetch_wait_frac"], logging_writes=logging_writes(real))
+    inputs = CAUSES[Bottleneck.INPUT]
+    fetching = next((line for line in where(real, inputs) if line["what"] in inputs), None)
+    starts = fetching is not None and fetching["what"] == STARTING
+    wait_frac = None if starts else real["fetch_wait_frac"]  # waiting for workers to start cannot be hidden by prefetching
+    diagnosis = diagnose(phases, measured, wait_frac=wait_frac, logging_writes=logging_writes(real))
     name, share, sentences = diagnosis.name, diagnosis.share, list(diagnosis.sentences)
     places = CAUSES.get(name, ())
     line = next((line for line in where(real, places) if line["what"] in places), None)
@@ -242,8 +292,34 @@ def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str
     elif line is not None:
         most = "Most of it" if line["share"] > share / 2 else f"{line['share']:.0%} of the time"
         sentences.insert(1, Sentence(f"{most} is spent at {line['file']}:{line['line']} ({line['what']}).", ("places",)))
-    if name is Bottleneck.OTHER:
+    if name is Bottleneck.INPUT and starts and fetching is not None:
+        times = "once" if fetching["times"] == 1 else f"{fetching['times']} times"
+        sentences.insert(2, Sentence(STARTING_WORDS.format(times=times), ("places",)))
+    python = python_lines(operators["lines"], phases["other"]) if operators else []
+    if operators and name is Bottleneck.COMPUTE and phases["other"] > max(passes_shares(operators, share)) and python:
+        sentences = [item for item in sentences if item.measured != ("phases.other",)]
+        name, share = Bottleneck.OTHER, phases["other"]
+        sentences.insert(0, Sentence(python_words(python[0], share), ("phases.other", "operators")))
+    elif python:
+        sentences = [
+            Sentence(
+                ("Also: " if item.words.startswith("Also") else "") + python_words(python[0], phases["other"]),
+                (*item.measured, "operators"),
+            )
+            if item.measured == ("phases.other",)
+            else item
+            for item in sentences
+        ]
+    elif name is Bottleneck.OTHER:
         sentences.insert(1, Sentence(OTHER_WORDS, ("phases.other",)))
+    if (
+        operators
+        and name in (Bottleneck.COMPUTE, Bottleneck.OTHER)
+        and operators["overhead_frac"] > operators["arithmetic_frac"]
+    ):
+        compute = phases["forward"] + phases["backward"]
+        overhead = Sentence(overhead_words(operators, compute), ("phases.forward", "phases.backward", "operators"))
+        sentences.insert(0 if name is Bottleneck.COMPUTE else 1, overhead)
     growing = steady_growth(
         [(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0), update_s(real)
     )
@@ -252,8 +328,29 @@ def diagnose_script(real: Found, phases: Mapping[str, float], gains: Mapping[str
     return Diagnosis.of(name, share, sentences)
 
 
+def python_words(line: Mapping[str, Any], share: float) -> str:
+    """Describe other code. `line`: the one with the largest part. `share`: that of all other code."""
+    return PYTHON_WORDS.format(share=share, file=line["file"], line=line["line"], part=line["share"])
+
+
+def passes_shares(operators: Mapping[str, Any], share: float) -> tuple[float, float]:
+    """Return the shares of call overhead and of arithmetic. `share`: that of forward and backward together."""
+    whole = max(operators["overhead_frac"] + operators["arithmetic_frac"], 1e-9)
+    return share * operators["overhead_frac"] / whole, share * operators["arithmetic_frac"] / whole
+
+
+def overhead_words(operators: Mapping[str, Any], share: float) -> str:
+    """Describe passes that mostly call operators. `share`: the passes' share of the time."""
+    over, arithmetic = passes_shares(operators, share)
+    return OVERHEAD_WORDS.format(over=over, arithmetic=arithmetic, calls=operators["calls"])
+
+
 def make_profile(
-    real: Found, replay: Found | None = None, silent: Found | None = None, cut: Found | None = None
+    real: Found,
+    replay: Found | None = None,
+    silent: Found | None = None,
+    cut: Found | None = None,
+    trace: Found | None = None,
 ) -> dict[str, Any]:
     """Return a script's profile in the format of `hasten profile script.py --json`.
 
@@ -262,15 +359,22 @@ def make_profile(
         replay: Observations with cached batches instead of the loader's.
         silent: Observations with nothing printed, logged or saved.
         cut: Observations with the padding trimmed from the loader's batches.
+        trace: Observations of a few steps with `operators`, what the trace of operators found.
     """
     seconds, steps = phase_seconds(real)
     whole = sum(seconds.values())
-    phases = {name: value / whole for name, value in seconds.items()}
+    operators = None if trace is None else trace.get("operators")
+    phases = moved({name: value / whole for name, value in seconds.items()}, operators)
     gains = ceilings(real, replay, silent, cut)
+    if operators:
+        gains["compute"] = 1.0 / max(1.0 - (phases["forward"] + phases["backward"] + phases["optimizer"]), 1e-9)
     others = {"input": replay, "logging": silent, "padding": cut}
     ran = [name for name, other in others.items() if other is not None and other["seconds"]]
-    diagnosis = diagnose_script(real, phases, gains, ran)
+    diagnosis = diagnose_script(real, phases, gains, ran, operators)
     lines = where(real, CAUSES[Bottleneck.PADDING] if cut is not None else ())
+    if operators:
+        python = python_lines(operators["lines"], phases["other"])
+        lines = sorted([*lines, *python], key=lambda line: -line["share"])[:LINES]
     return {
         "bottleneck": {"name": str(diagnosis.name), "share": diagnosis.share, "words": diagnosis.words},
         "phases": phases,
@@ -282,6 +386,7 @@ def make_profile(
         "anchor": real.get("anchor", "optimizer"),
         "own_cost_frac": real["own_cost_frac"],
         "not_finite": real.get("not_finite"),
+        "operators": operators and {name: value for name, value in operators.items() if name != "lines"},
         "device": real["device"],
     }
 

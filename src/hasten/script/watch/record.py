@@ -122,6 +122,7 @@ class Recorder:
         has_workers: Whether batches came from loader workers.
         anchor: What ends a step: `optimizer`, `marks`, `parameters` (their changes) or `passes` (gradients); "" at first.
         before_phase: Called with the next phase if no phase is current; None once an optimizer has stepped.
+        on_slot: Called with the phase, or kind of undecided time, that begins; None by default.
         on_snapshot: Called between steps at growing intervals; None by default. Its time is not counted.
     """
 
@@ -154,6 +155,7 @@ class Recorder:
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
         self.on_snapshot: Callable[[], None] | None = None
+        self.on_slot: Callable[[int], None] | None = None
         self.anchor = ""
         self.before_phase: Callable[[int], None] | None = None
         self._snapshot_s = SNAPSHOT_S
@@ -190,8 +192,8 @@ class Recorder:
         self.events = self.passed = 0
         self._first = perf_counter()
 
-    def enter(self, phase: int) -> None:
-        """Start a phase."""
+    def enter(self, phase: int, *, joins: bool = False) -> None:
+        """Start a phase. With `joins`, the time since the last phase belongs to it too if that was the same one."""
         if self.before_phase is not None and not self._stack:
             self.before_phase(phase)
         now = perf_counter()
@@ -199,13 +201,16 @@ class Recorder:
             self._pass_unseen(now)
             self.light = False
         stack, current = self._stack, self.current
-        current[stack[-1] if stack else self.idle] += now - self._mark
+        idle = phase if joins and self.last == phase else self.idle
+        current[stack[-1] if stack else idle] += now - self._mark
         self._mark = now
         stack.append(phase)
         self.events += 1
         if current[GAP] or current[TENTATIVE] or current[FETCHED] or current[MOVED] or current[MAKING] or self.made_s:
             self._decide(phase)
         self.last = phase
+        if self.on_slot is not None:
+            self.on_slot(phase)
 
     def leave(self, idle: int | None = None) -> float:
         """End the phase and return its seconds. The time until the next phase counts as `idle`."""
@@ -217,6 +222,8 @@ class Recorder:
         self._mark = now
         if idle is not None:
             self.idle = idle
+        if self.on_slot is not None:
+            self.on_slot(self._stack[-1] if self._stack else self.idle)
         return seconds
 
     def leave_reading(self) -> float:
@@ -230,6 +237,8 @@ class Recorder:
         """Change the phase that has begun to another one."""
         if self._stack:
             self._stack[-1] = phase
+            if self.on_slot is not None:
+                self.on_slot(phase)
 
     def note(self, what: str, file: str, line: int, seconds: float, times: int = 1) -> None:
         """Record the seconds spent on something at a line of the user's code."""

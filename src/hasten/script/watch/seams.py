@@ -10,7 +10,6 @@ import builtins
 import functools
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -31,8 +30,6 @@ from hasten.script.watch.lead_optimizer import Serials
 from hasten.script.watch.losses import Losses
 from hasten.script.watch.record import (
     BACKWARD,
-    CHECKPOINT,
-    FETCHED,
     FORWARD,
     GAP,
     LOGGING,
@@ -42,6 +39,7 @@ from hasten.script.watch.record import (
     VALIDATION,
     Recorder,
 )
+from hasten.script.watch.saves import Saves
 from hasten.script.watch.trackers import Tracker, Trackers
 
 READS = ("item", "cpu", "tolist")
@@ -98,16 +96,15 @@ class Seams:
         put(dataloader._BaseDataLoaderIter, "__next__", self._fetch.wrap)  # noqa: SLF001 - all batches pass through it
         if self._fetch.replay is not None:
             put(dataloader.DataLoader, "__iter__", self._fetch.replay.wrap)
-        starting = functools.partial(_noted, recorder, FETCHED, "start of workers")
-        put(dataloader._MultiProcessingDataLoaderIter, "__init__", starting)  # noqa: SLF001 - as above
+        for name in ("__init__", "_shutdown_workers"):
+            put(dataloader._MultiProcessingDataLoaderIter, name, self._fetch.wrap_start)  # noqa: SLF001 - as above
         put(torch.autograd, "backward", functools.partial(_backward, self))  # Tensor.backward calls it
         put(torch.autograd, "grad", functools.partial(_gradients, self))
         for owner in (Optimizer, Module):
             put(owner, "zero_grad", functools.partial(_timed, recorder, OPTIMIZER))
-        put(torch, "save", functools.partial(_noted, recorder, CHECKPOINT, "torch.save"))
         put(builtins, "print", functools.partial(_noted, recorder, LOGGING, "print"))
         put(logging.Logger, "handle", functools.partial(_noted, recorder, LOGGING, "logging"))
-        put(os, "fsync", functools.partial(_synced, recorder))
+        Saves(recorder).install(self._patches)
         put(torch, "compile", self._compiling)
         self._patches.also(self._trackers.end)
         self._trackers.begin()
@@ -258,18 +255,6 @@ def _noted(recorder: Recorder, phase: int, what: str, original: Callable[..., An
                 recorder.note(what, *line, seconds)
 
     return noted_seam
-
-
-def _synced(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Time `os.fsync`: as checkpointing right after a checkpoint was saved, otherwise as logging."""
-    saving = _noted(recorder, CHECKPOINT, "os.fsync", original)
-    logging_it = _noted(recorder, LOGGING, "os.fsync", original)
-
-    @functools.wraps(original)
-    def synced_seam(*args: Any, **kwargs: Any) -> Any:
-        return (saving if recorder.last == CHECKPOINT else logging_it)(*args, **kwargs)
-
-    return synced_seam
 
 
 def _backward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:

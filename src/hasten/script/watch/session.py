@@ -22,6 +22,7 @@ from hasten.script.patches import Patches, harmless
 from hasten.script.watch.elsewhere import follow_children
 from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.memory import memory_in_use, memory_limit
+from hasten.script.watch.operators import Tracer
 from hasten.script.watch.padding import Padding
 from hasten.script.watch.record import Recorder, report
 from hasten.script.watch.replay import Replay
@@ -48,7 +49,8 @@ class Session:
         )
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
         self.padding = Padding(cuts=config["mode"] == "cut")
-        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding))
+        self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding, self.folder))
+        self._tracer = Tracer(self.recorder, self._stop) if config["mode"] == "trace" else None
         self._harmless = Patches(self._note)
         self._pid = os.getpid()
         self._kept = False
@@ -71,6 +73,9 @@ class Session:
     def _note(self, _error: Exception | None = None) -> None:
         """Record the current internal error for the launcher."""
         note_failure(dict(self.config))
+
+    def _stop(self) -> None:
+        self.recorder.stop()
 
     def _stopped(self) -> None:
         """Stop watching because enough was observed."""
@@ -125,6 +130,9 @@ class Session:
 
     def _write(self, name: str, *, ended: bool, cost: bool = True) -> None:
         more: dict[str, Any] = {"device": device_in_use(), "rank": self.config["rank"], "padding_frac": self.padding.frac}
+        if self._tracer is not None and name == "seen":
+            self._tracer.finish()
+            more["operators"] = self._tracer.found
         error = getattr(sys, "last_value", None)
         more |= {"memory_limit_bytes": memory_limit(), "error": None if error is None else error_words(error)}
         more["not_finite"] = self.seams.losses.not_finite()

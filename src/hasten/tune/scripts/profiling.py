@@ -33,8 +33,9 @@ from hasten.script.entry.isolation import silence
 from hasten.script.patches import Patches
 from hasten.script.plan.host import Host
 from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.operators import Tracer
 from hasten.script.watch.padding import Padding
-from hasten.script.watch.profile import make_profile, phase_seconds, update_s, wants_cut, wants_silence
+from hasten.script.watch.profile import make_profile, phase_seconds, update_s, wants_cut, wants_silence, wants_trace
 from hasten.script.watch.record import Recorder, report
 from hasten.script.watch.replay import Replay
 from hasten.script.watch.seams import Seams
@@ -97,7 +98,11 @@ def profile_script_steps(host: Host, *, slice_s: float, quick: bool, progress: C
         if wants_cut(real):
             progress("what if there were no padding")
             cut = yield from _unless_ended(_observe(host, seconds, padding=Padding(cuts=True)))
-    summary = make_profile(real, replay, silent, cut)
+    trace = None
+    if not real["ended"] and wants_trace(real):
+        progress("which operators run")
+        trace = yield from _traced(host)
+    summary = make_profile(real, replay, silent, cut, trace)
     forms: dict[str, float] = {}
     op_frac: dict[str, float] = {}
     op_counts: dict[str, int] = {}
@@ -187,6 +192,25 @@ def _observe(
         "collecting_frac": collecting.seconds / max(perf_counter() - started, 1e-9),
     }  # fmt: skip
     return report(recorder, ended=ended, **more)
+
+
+def _traced(host: Host) -> Steps:
+    """Trace the operators of a few steps. Returns observations with `operators`."""
+    recorder = Recorder(updates=0, seconds=0.0)
+    seams, tracer = Seams(recorder, Fetch(recorder, host.trained)), Tracer(recorder)
+    seams.install(hooks=False, tensor_methods=not host.plan.has(Trait.COMPILES))
+    host.watching = seams
+    try:
+        while tracer.found is None:
+            yield
+    except ScriptEnded:
+        pass
+    finally:
+        host.watching = None
+        recorder.active = False
+        seams.remove()
+        tracer.finish()
+    return {"operators": tracer.found}
 
 
 def _unless_ended(steps: Steps) -> Generator[None, None, dict[str, Any] | None]:
