@@ -4,7 +4,7 @@ Phases are assigned by seams, so time after a forward pass counts as forward unt
 forward, backward and the time before the optimizer's step is compared with the operators that ran. A stretch without any
 operator that is longer than calling one takes is other work: an environment, a loss in pure Python, NumPy. A thread samples
 its lines. Of the rest, the time of an operator beyond that of a minimal call is arithmetic, unless the operator is small.
-All else is call overhead.
+Everything else is call overhead.
 
 Only the traced steps are slower; the run that measures phases is another one.
 """
