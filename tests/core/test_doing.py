@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
+from hasten.cli import say
 from hasten.core.doing import doing, doing_shown
 from hasten.recipes.detection.job import DetectionJob
 from tests.recipes.detection.shapes import write_pictures
@@ -21,6 +23,19 @@ def test_it_is_shown_within_the_block_only(caplog: pytest.LogCaptureFixture) -> 
     assert said == ["100 % of it"]
     assert not caplog.records
     assert logging.getLogger("hasten.doing").level == logging.NOTSET
+
+
+def test_loading_is_said_only_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: Queue[str] = Queue()
+    monkeypatch.setattr(say, "say_error", said.put)
+    with say.loading_shown("fast.py:J"):
+        pass
+    monkeypatch.setattr(say, "LOADING_S", 0.0)
+    with say.loading_shown("hidden.py:J", is_shown=False):
+        pass
+    with say.loading_shown("slow.py:J"):
+        assert said.get(timeout=10) == "loading slow.py:J"
+    assert said.empty()
 
 
 def test_recipes_say_that_they_read_labels(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hasten.cli.say import RanksOption, errors, refuse_of_a_script, say, say_error, script_command, voice
+from hasten.cli.say import RanksOption, errors, loading_shown, refuse_of_a_script, say, say_error, script_command, voice
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
@@ -93,28 +93,28 @@ def run(
         )
         run_script(command, plan)
         return
-    say_loading(target, ranks)
-    from hasten.cli.progress import TrainingProgress
-    from hasten.core.job import defaults_words
-    from hasten.core.plan import Plan
-    from hasten.core.target import load_job
-    from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts
-    from hasten.monitor.begin import parse_sinks
-    from hasten.monitor.of_loop import follow_loop
-    from hasten.optimizations import catalogue
-    from hasten.train.checkpoints.saver import Pace
-    from hasten.train.guards.non_finite import NonFinitePolicy
-    from hasten.train.process_group import end_rank, is_member, leave_group, restarted
-    from hasten.train.records.record import Origin
-    from hasten.train.run import RunOptions, start_under, train
+    with loading_shown(target, is_shown=os.environ.get("RANK", "0" if ranks == 1 else "none") == "0"):
+        from hasten.cli.progress import TrainingProgress
+        from hasten.core.job import defaults_words
+        from hasten.core.plan import Plan
+        from hasten.core.target import load_job
+        from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts
+        from hasten.monitor.begin import parse_sinks
+        from hasten.monitor.of_loop import follow_loop
+        from hasten.optimizations import catalogue
+        from hasten.train.checkpoints.saver import Pace
+        from hasten.train.guards.non_finite import NonFinitePolicy
+        from hasten.train.process_group import end_rank, is_member, leave_group, restarted
+        from hasten.train.records.record import Origin
+        from hasten.train.run import RunOptions, start_under, train
 
-    check_ranks(ranks, restarts, checkpoint_every, ray=ray)
-    sinks = parse_sinks(log_to or ())
-    become_ranks(ranks, restarts, ray=ray)
-    resume = resume or resume_anyway or restarted()
-    chosen = Plan.load(plan, catalogue()) if plan else Plan()
-    start_under(chosen)
-    job = load_job(target)
+        check_ranks(ranks, restarts, checkpoint_every, ray=ray)
+        sinks = parse_sinks(log_to or ())
+        become_ranks(ranks, restarts, ray=ray)
+        resume = resume or resume_anyway or restarted()
+        chosen = Plan.load(plan, catalogue()) if plan else Plan()
+        start_under(chosen)
+        job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
     warn_if_outdated(Plan() if silent else chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
@@ -146,12 +146,6 @@ def run(
         status = status or EXIT_ALERT
     if status:
         raise typer.Exit(status)
-
-
-def say_loading(target: str, ranks: int) -> None:
-    """Say that a job is loaded, in one of its processes: imports, data and compilation take seconds."""
-    if os.environ.get("RANK", "0" if ranks == 1 else "none") == "0" and voice.get().level >= 0:
-        say_error(f"loading {target}")
 
 
 def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:

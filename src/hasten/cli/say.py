@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 from typing import Annotated, Any
 
@@ -49,6 +50,8 @@ RanksOption = Annotated[
     typer.Option("--ranks", min=1, help="Number of processes that train together, each with a GPU or a share of the cores."),
 ]
 
+LOADING_S = 1.0
+"""Seconds after which `loading_shown` says what is being loaded."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -131,6 +134,24 @@ def say(words: str | Text, style: str = "", *, to: Console | None = None) -> Non
 def say_error(words: str) -> None:
     """Print a line that begins with `hasten: ` to standard error."""
     say(f"hasten: {words}", to=errors)
+
+
+@contextmanager
+def loading_shown(target: str, *, is_shown: bool = True) -> Iterator[None]:
+    """Say that a target is being loaded if the block takes longer than a second: imports and data may take many.
+
+    Args:
+        target: The job or script.
+        is_shown: Whether this process may say so.
+    """
+    timer = Timer(LOADING_S, say_error, (f"loading {target}",))
+    timer.daemon = True
+    if is_shown and voice.get().level >= 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Narrator:

@@ -12,6 +12,7 @@ from hasten.cli.say import (
     MIN_BUDGET_S,
     RanksOption,
     console,
+    loading_shown,
     narrated,
     parse_duration,
     refuse_of_a_script,
@@ -83,16 +84,15 @@ def run_session(request: TuneRequest, *, every: bool = False) -> None:
         request: What to tune.
         every: List the techniques that do not apply.
     """
-    from hasten.core.doing import doing_shown
-    from hasten.core.job import defaults_words
-    from hasten.report import print_summary
-    from hasten.tune.scripts.subject import script_subject
-    from hasten.tune.session import Session
-    from hasten.tune.subject import job_subject
+    with loading_shown(request.target):
+        from hasten.core.job import defaults_words
+        from hasten.report import print_summary
+        from hasten.tune.scripts.subject import script_subject
+        from hasten.tune.session import Session
+        from hasten.tune.subject import job_subject
 
-    with narrated(request.budget_s) as say, doing_shown(say):
-        say(f"loading {request.target}")
         subject = script_subject(request) if request.command else job_subject(request)
+    with narrated(request.budget_s) as say:
         if not request.command and (words := defaults_words(subject.job)):
             say(words)
         evidence = Session(request, say, subject).run()

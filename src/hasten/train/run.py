@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hasten.core.doing import doing
 from hasten.core.errors import DataError, JobError, PlanError
 from hasten.core.files import write_atomically
 from hasten.core.job import Job
@@ -143,7 +142,6 @@ def _train(
     origin: Origin | None,
 ) -> Result:
     plan, live = build_without_failures(job, plan, options.say)
-    doing("starting with the first batches")
     planned = min(live.planned_updates or 0, max_updates or live.planned_updates or 0) or max_updates
     if planned is None:
         raise JobError(f"{type(job).__name__} reads an iterable dataset: set num_updates, or give --updates.")

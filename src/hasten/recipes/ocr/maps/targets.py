@@ -14,6 +14,7 @@ all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,7 @@ def make_maps(polygons: PolygonArray, size: tuple[int, int], settings: MapSettin
     return Maps(shrink, shrink_mask, nearest.reshape(size), thresh_mask)
 
 
+@lru_cache(maxsize=1)
 def warm() -> None:
     """Compile the kernels, or load them from disk. Call this before starting workers; otherwise each would compile them.
 
