@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class Host:
 
     Attributes:
         live: The live job: the observed model, optimizer and loader.
+        scratch: Folder to which loader workers write when they are ready; None if they do not.
         watching: Watch seams, installed without optimizer hooks of their own.
         opened: Whether model and optimizer are known and the plan is applied.
         steps: Number of steps of the leading optimizer, or of changes of the parameters by hand.
@@ -79,6 +81,7 @@ class Host:
         self.live = script_live()
         self.trained = Trained()
         self.failures: dict[str, str] = {}
+        self.scratch: Path | None = None
         self.watching: Seams | None = None
         self.opened = False
         self.steps = self.backwards = 0

@@ -32,6 +32,8 @@ PYTHON_NS = 50_000
 """A stretch without operators that is longer than this many nanoseconds is not the call of an operator."""
 LEAST_STEPS, LEAST_S, MOST_S = 3, 0.5, 2.0
 """Tracing ends after this many steps and seconds, or after the larger number of seconds."""
+RANKED_STEPS = 6
+"""Number of traced steps of a job with several ranks, which must end together."""
 SAMPLE_S, SWITCH_S = 0.002, 1e-5
 """Seconds between samples of the current line, and seconds after which Python lets the sampling thread run.
 
@@ -230,14 +232,17 @@ class Tracer:
     Args:
         recorder: The recorder of this process.
         on_done: Called once, at the end of the trace.
+        ranked: Whether this process is one of several ranks: end after a number of steps, whatever the clock says.
 
     Attributes:
-        found: The result of `analyze`, once the trace has ended.
+        found: The result of `analyze`, once the trace has ended; None if it failed.
+        done: Whether the trace has ended or failed, for instance because the script uses PyTorch's profiler itself.
     """
 
-    def __init__(self, recorder: Recorder, on_done: Callable[[], None] = lambda: None) -> None:
-        self._recorder, self._on_done = recorder, on_done
+    def __init__(self, recorder: Recorder, on_done: Callable[[], None] = lambda: None, *, ranked: bool = False) -> None:
+        self._recorder, self._on_done, self._ranked = recorder, on_done, ranked
         self.found: dict[str, Any] | None = None
+        self.done = False
         self._profiler: Any = None
         self._slots: list[tuple[int, int]] = []
         self._samples: list[Sample] = []
@@ -248,7 +253,7 @@ class Tracer:
 
     def finish(self) -> None:
         """End the trace if it has begun, and analyze it."""
-        self._recorder.on_slot = None
+        self._recorder.on_slot, self.done = None, True
         if self._profiler is None:
             return
         self._slots.append((time.time_ns(), OTHER))
@@ -276,6 +281,16 @@ class Tracer:
 
     def _note(self, slot: int) -> None:
         """Take note of a new slot. Begins and ends the trace."""
+        try:
+            self._follow(slot)
+        except Exception:  # noqa: BLE001 - a trace that fails ends; it must not leave the recorder in a phase
+            self._recorder.on_slot, self._profiler, self.done = None, None, True
+            self._over.set()
+            sys.setswitchinterval(self._switch_s)
+        if self.done:
+            self._on_done()
+
+    def _follow(self, slot: int) -> None:
         recorder = self._recorder
         if self._profiler is None:
             if recorder.num_steps > WARMUP_STEPS:
@@ -283,10 +298,10 @@ class Tracer:
             return
         now = time.time_ns()
         self._slots.append((now, slot))
-        seconds = (now - self._slots[0][0]) / 1e9
-        if seconds > MOST_S or (seconds > LEAST_S and recorder.num_steps - self._first >= LEAST_STEPS):
+        seconds, steps = (now - self._slots[0][0]) / 1e9, recorder.num_steps - self._first
+        enough = seconds > MOST_S or (seconds > LEAST_S and steps >= LEAST_STEPS)
+        if steps >= RANKED_STEPS if self._ranked else enough:
             self.finish()
-            self._on_done()
 
     def _begin(self, slot: int) -> None:
         self._profiler = profile(activities=[ProfilerActivity.CPU])

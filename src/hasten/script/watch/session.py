@@ -50,7 +50,8 @@ class Session:
         replay = Replay(self.recorder) if config["mode"] == "replay" else None
         self.padding = Padding(cuts=config["mode"] == "cut")
         self.seams = Seams(self.recorder, Fetch(self.recorder, Trained(), replay, self.padding, self.folder))
-        self._tracer = Tracer(self.recorder, self._stop) if config["mode"] == "trace" else None
+        traces = config["mode"] == "trace"
+        self._tracer = Tracer(self.recorder, self._stop, ranked=config["ranked"]) if traces else None
         self._harmless = Patches(self._note)
         self._pid = os.getpid()
         self._kept = False

@@ -160,7 +160,7 @@ def _observe(
     """
     recorder = Recorder(updates=0, seconds=0.0)
     replayed = Replay(recorder) if replay else None
-    fetch = Fetch(recorder, host.trained, replayed, padding)
+    fetch = Fetch(recorder, host.trained, replayed, padding, host.scratch)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
     texts: list[float] = []
     compiled = host.plan.has(Trait.COMPILES)
@@ -201,7 +201,7 @@ def _traced(host: Host) -> Steps:
     seams.install(hooks=False, tensor_methods=not host.plan.has(Trait.COMPILES))
     host.watching = seams
     try:
-        while tracer.found is None:
+        while not tracer.done:
             yield
     except ScriptEnded:
         pass

@@ -64,6 +64,7 @@ class Service:
         seed_script(command["seed"] or 0)
         host = Host(Plan.from_dict(command["plan"], catalogue()))
         host.fallback.on = False  # a technique that fails is a failed trial
+        host.scratch = self._scratch
         self._executor = Commands(host, self._progress)
         host.begin()
         self._waiting = self._executor.load()
