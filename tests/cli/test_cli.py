@@ -75,6 +75,7 @@ VERBS: dict[str, set[str]] = {
         "--log-to",
         "--alerts",
         "--alert-to",
+        "--on-breach",
     },
     "watch": {"runs", "--text", "--once", "--port", "--browser"},
     "checkpoints list": {"run", "--json"},

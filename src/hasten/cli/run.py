@@ -8,7 +8,7 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,12 +16,24 @@ from hasten.cli.say import RanksOption, errors, loading_shown, refuse_of_a_scrip
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hasten.core.job import Job
     from hasten.core.plan import Plan
+    from hasten.monitor.contract import Contract
     from hasten.train.trainer import Result
 
 DEFAULT_OUT = Path("hasten-run")
 STALE = 3
 """Exit status of a script that succeeded, but may have trained on samples that it changed during the run."""
+
+
+class OnBreach(StrEnum):
+    """What to do if a run no longer has the gain that its plan was proved to have."""
+
+    WARN = "warn"
+    STOP = "stop"
+    FALLBACK = "fallback"
 
 
 class OnNan(StrEnum):
@@ -64,6 +76,13 @@ def run(
     alerts: Annotated[
         Path | None, typer.Option(help="Rules for alerts, in TOML. They change the built-in ones or add to them.")
     ] = None,
+    on_breach: Annotated[
+        OnBreach,
+        typer.Option(
+            help="If the gain that the plan was proved to have is lost: warn, stop with a checkpoint, or continue from the "
+            "checkpoint without the plan (fallback)."
+        ),
+    ] = OnBreach.WARN,
     alert_to: Annotated[
         list[str] | None,
         typer.Option(help="Also send alerts to this webhook (Slack, Discord or JSON), or env:NAME. Repeatable."),
@@ -80,16 +99,21 @@ def run(
     if command := script_command(target, arguments, module=module):
         refuse_of_a_script(
             resume=resume or resume_anyway,
+            ray=ray,
+            out=out != DEFAULT_OUT,
+            updates=updates is not None,
+            ranks=ranks > 1,
+            restarts=restarts > 0,
+            alerts=alerts is not None,
             **{
                 "checkpoint-every": checkpoint_every is not None,
                 "checkpoint-overhead": checkpoint_overhead != 0.02,
                 "keep": keep != 3,
+                "on-nan": on_nan is not OnNan.STOP,
+                "log-to": bool(log_to),
+                "alert-to": bool(alert_to),
+                "on-breach": on_breach is not OnBreach.WARN,
             },
-        )
-        refuse_of_a_script(ray=ray, **{"on-nan": on_nan is not OnNan.STOP})
-        refuse_of_a_script(out=out != DEFAULT_OUT, updates=updates is not None, ranks=ranks > 1)
-        refuse_of_a_script(
-            restarts=restarts > 0, **{"log-to": bool(log_to), "alerts": bool(alerts), "alert-to": bool(alert_to)}
         )
         run_script(command, plan)
         return
@@ -99,6 +123,7 @@ def run(
         from hasten.core.plan import Plan
         from hasten.core.target import load_job
         from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts
+        from hasten.monitor.alerts.rule import CONTRACT
         from hasten.monitor.begin import parse_sinks
         from hasten.monitor.of_loop import follow_loop
         from hasten.optimizations import catalogue
@@ -108,7 +133,7 @@ def run(
         from hasten.train.records.record import Origin
         from hasten.train.run import RunOptions, start_under, train
 
-        check_ranks(ranks, restarts, checkpoint_every, ray=ray)
+        check_ranks(ranks, restarts, checkpoint_every, ray=ray, on_breach=on_breach)
         sinks = parse_sinks(log_to or ())
         become_ranks(ranks, restarts, ray=ray)
         resume = resume or resume_anyway or restarted()
@@ -116,7 +141,6 @@ def run(
         start_under(chosen)
         job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
-    warn_if_outdated(Plan() if silent else chosen, shlex.quote(target))
     pace = Pace(every=checkpoint_every, overhead_frac=checkpoint_overhead, keep=keep) if checkpoint_every != 0 else None
     origin = Origin(target=target, arguments=tuple(sys.argv[2:]))
     quiet = silent or voice.get().level < 0
@@ -124,7 +148,11 @@ def run(
         if not quiet and (words := defaults_words(job)):
             progress.say(words)
         live_alerts = LiveAlerts.from_options(
-            alerts, alert_to or [], say=progress.say, stop=lambda: os.kill(os.getpid(), signal.SIGTERM)
+            alerts,
+            alert_to or [],
+            say=progress.say,
+            stop=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            contract=contract_of(chosen, job, on_breach),
         )
         observe = follow_loop(out, sinks, say=progress.say, alerts=live_alerts)
         options = RunOptions(
@@ -142,10 +170,48 @@ def run(
         say_result(result, out)
     if is_member():  # another status would make the launcher start the ranks again
         end_rank(status)
-    if live_alerts.failed is not None:
-        status = status or EXIT_ALERT
-    if status:
+    if (failed := live_alerts.failed) is None or status:
         raise typer.Exit(status)
+    if failed.rule != CONTRACT or on_breach is not OnBreach.FALLBACK:
+        raise typer.Exit(EXIT_ALERT)
+    if result.stopped_by is signal.SIGTERM:  # otherwise it was the last window, and the run is complete
+        continue_plain(chosen)
+
+
+def contract_of(plan: Plan, job: Job, on_breach: OnBreach) -> Contract | None:
+    """Return what a run is held to; None without a plan."""
+    from hasten.core.provenance import job_fingerprint
+    from hasten.monitor.contract import Contract
+
+    if not plan.names:
+        return None
+    return Contract(plan=plan, job=job_fingerprint(job), action="warn" if on_breach is OnBreach.WARN else "stop")
+
+
+def continue_plain(plan: Plan) -> NoReturn:
+    """Continue the run from its checkpoint without the plan: the same command again, with --resume, in this process."""
+    from hasten.core.optimization import cleared_environment, required_environment
+
+    say_error("the plan's gain was lost: continuing from the checkpoint without the plan")
+    command = [*without_options(sys.orig_argv[1:], ("--plan", "--on-breach")), "--resume"]
+    environment = cleared_environment(required_environment(plan.optimizations), os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *command], environment)  # noqa: S606 - the user's own command
+
+
+def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a command line without some options, each of which takes one value."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in names:
+            skip = True
+        elif word.partition("=")[0] not in names:
+            kept.append(word)
+    return kept
 
 
 def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:
@@ -161,8 +227,10 @@ def become_ranks(ranks: int, restarts: int, *, ray: bool = False) -> None:
     stay_with_launcher(ranks)
 
 
-def check_ranks(ranks: int, restarts: int, checkpoint_every: int | None, *, ray: bool) -> None:
-    """Refuse --restarts and --ray if they cannot work.
+def check_ranks(
+    ranks: int, restarts: int, checkpoint_every: int | None, *, ray: bool, on_breach: OnBreach = OnBreach.WARN
+) -> None:
+    """Refuse --restarts, --ray and --on-breach if they cannot work.
 
     Raises:
         HastenError: There would be no checkpoint to continue from, torchrun started this rank, or there is only one rank.
@@ -177,6 +245,12 @@ def check_ranks(ranks: int, restarts: int, checkpoint_every: int | None, *, ray:
         raise HastenError("--restarts is for ranks on this machine. On Ray, run the same command again with --resume.")
     if ray and ranks == 1:
         raise HastenError("--ray starts several ranks: give --ranks 2 or more.")
+    if on_breach is OnBreach.FALLBACK and (ranks > 1 or is_member()):
+        raise HastenError("--on-breach fallback works with one process. With several ranks, use --on-breach stop.")
+    if on_breach is OnBreach.FALLBACK and checkpoint_every == 0:
+        raise HastenError(
+            "--on-breach fallback continues from a checkpoint, and --checkpoint-every 0 writes none: omit one."
+        )
 
 
 def say_result(result: Result, out: Path) -> None:

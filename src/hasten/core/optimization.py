@@ -213,6 +213,18 @@ def joined_environment(required: Mapping[str, str], environ: Mapping[str, str]) 
     return joined
 
 
+def cleared_environment(required: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without the required variables. Joined variables keep the user's entries."""
+    cleared = dict(environ)
+    for variable, value in required.items():
+        entries = _entries(variable, environ.get(variable, ""))
+        theirs = {name: text for name, text in entries.items() if text and name not in _entries(variable, value)}
+        cleared.pop(variable, None)
+        if theirs:
+            cleared[variable] = _joined(variable, theirs)
+    return cleared
+
+
 def _joined(variable: str, entries: Mapping[str, str]) -> str:
     return JOINED_VARIABLES.get(variable, ":").join(entries.values())
 

@@ -40,6 +40,7 @@ def make_monitor(
     say: Callable[[str], None],
     pace: Pace | None = None,
     alerts: LiveAlerts | None = None,
+    samples: int | None = None,
 ) -> Monitor:
     """Return a monitor for this rank.
 
@@ -51,6 +52,7 @@ def make_monitor(
         say: Called with messages for the user.
         pace: When a window ends.
         alerts: Judges the windows; used on rank 0.
+        samples: Number of training samples; None if unknown.
     """
     try:
         kinds = samplers()
@@ -69,7 +71,7 @@ def make_monitor(
     ]
     if alerts is None or start.rank:
         return Monitor(start, progress, Samplers(kinds, host, say), queues, pace=pace, say=say)
-    alerts.begin(start.run, host.folder, start.world)
+    alerts.begin(start.run, host.folder, start.world, samples=samples)
     return Monitor(
         start,
         progress,

@@ -121,7 +121,13 @@ def follow_loop(
         )
         at = ranks.agreed(time())  # all ranks give the run the same name
         start = Start(run="", rank=ranks.rank, world=ranks.world, at=at, step=loop.position.update)
-        with make_monitor(start, progress, host, requests, say=say, pace=pace, alerts=alerts) as monitor:
-            yield LoopObserver(monitor, progress)
+        with make_monitor(
+            start, progress, host, requests, say=say, pace=pace, alerts=alerts, samples=live.num_samples
+        ) as monitor:
+            try:
+                yield LoopObserver(monitor, progress)
+            finally:
+                if alerts is not None:
+                    alerts.training_ended()
 
     return observe

@@ -28,6 +28,7 @@ from hasten.report.evidence import Candidate, Evidence, Final, QualityResult
 from hasten.tune.budget import Budget
 from hasten.tune.objective import Objective, run_cost
 from hasten.tune.proof.compare import Comparison
+from hasten.tune.proof.terms import contract_terms
 from hasten.tune.proof.time_to_target import TargetComparison
 from hasten.tune.search.candidate import put
 from hasten.tune.search.screening import Screening
@@ -59,6 +60,8 @@ class Record:
         self.proved = False
         self.retaken = 0
         self._earlier_s = 0.0
+        self._terms: dict[str, float | int | str] = {}
+        self._num_samples: int | None = None
 
     def applied_plan(self) -> Plan:
         """Return the plan of the candidates that are applied now."""
@@ -108,6 +111,7 @@ class Record:
     def note_profile(self, profile: Mapping[str, Any], facts: Facts) -> None:
         """Store the profile of the plain job, as `Profile.to_dict` returns it."""
         job = self.evidence.job
+        self._num_samples = facts.job.num_samples
         known = {name: value for name, value in profile["job"].items() if name in ("batch_size", "num_params")}
         more = {name: value for name, value in profile["job"].items() if name not in known}
         self.note(
@@ -159,6 +163,7 @@ class Record:
         step_ms = {name: 1e3 * sum(s.seconds for s in some) / sum(s.updates for s in some) for name, some in samples.items()}
         step_ms["tuned"] /= self.applied_plan().samples_factor  # per update of the job's own number of samples
         peaks = {name: max(s.peak_bytes or 0 for s in some) for name, some in samples.items()}
+        self._terms = contract_terms(samples["tuned"], self.evidence.phases_after or {}, quality)
         self.note(
             final=final_of(comparison, quality, reached),
             losses=file.Losses(baseline=tuple(comparison.losses["A"]), tuned=tuple(comparison.losses["B"])),
@@ -190,6 +195,8 @@ class Record:
             "machine_fingerprint": self.machine.fingerprint(),
             "job_fingerprint": self.evidence.job.fingerprint,
         }
+        if self._num_samples is not None:
+            proof["samples"] = self._num_samples
         self.note(rungs=tuple(self.candidates))
         if self.proved and self.evidence.epoch_gain is not None:
             proof |= {name: round(gain, 4) for name, gain in zip(EPOCH_GAIN, self.evidence.epoch_gain, strict=True)}
@@ -197,7 +204,7 @@ class Record:
             gains = {"ratio": final.ratio, "low": final.low, "high": final.high}
             if final.time_to_target is not None:
                 gains["time_to_target"] = final.time_to_target.ratio
-            proof |= {name: round(gain, 4) for name, gain in gains.items() if gain is not None}
+            proof |= {name: round(gain, 4) for name, gain in gains.items() if gain is not None} | self._terms
         plan = Plan(optimizations=self.applied_plan().optimizations, target=self.evidence.job.target, proved=proof)
         self.note(
             plan_toml=plan.to_toml(self.out / "hasten.toml"),

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hasten.monitor.alerts.judge import EVENTS, FIRST, STEP, WARM_UP, Finding, Judge, step_s, value_of
-from hasten.monitor.alerts.rule import Action, Rule, Symptom, symptoms
+from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, Symptom, symptoms
 from hasten.monitor.window import Window
 
 State = Literal["pending", "firing", "resolved"]
@@ -99,6 +99,7 @@ class Alerts:
         rules: The rules.
         explained_by: Metrics that can explain slow steps; None for the built-in ones.
         memory_words: Returns what has grown in memory; empty if unknown.
+        proved: What the plan was proved to take: `step` and `phase.NAME`, in seconds per step. It explains a breach.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class Alerts:
         rules: Sequence[Rule],
         explained_by: Sequence[Symptom] | None = None,
         memory_words: Callable[[], str] = lambda: "",
+        proved: Mapping[str, float] | None = None,
     ) -> None:
-        self._memory_words = memory_words
+        self._memory_words, self._proved = memory_words, dict(proved or {})
         self._rules = tuple(rules)
         self._symptoms = symptoms() if explained_by is None else tuple(explained_by)
         self._ranks: dict[int, tuple[object, list[_Standing], _First]] = {}
@@ -176,10 +178,15 @@ class Alerts:
         if rule.metric != STEP and not rule.metric.startswith("share.") and rule.kind != "slow_rank":
             return ""
         causes = []
-        now, before = step_s(window), first.usual(STEP)
+        proved = self._proved if rule.name == CONTRACT else {}
+
+        def usual_of(metric: str) -> float | None:
+            return proved.get(metric, first.usual(metric))
+
+        now, before = step_s(window), usual_of(STEP)
         if now is not None and before is not None and now > before:
             grown = {
-                name: spent / window.steps - (first.usual(f"phase.{name}") or 0.0)
+                name: spent / window.steps - (usual_of(f"phase.{name}") or 0.0)
                 for name, spent in window.phases.items()
                 if name not in EVENTS
             }

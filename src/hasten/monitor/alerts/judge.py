@@ -118,10 +118,11 @@ class Judge:
         if value is None:
             return None
         self.passed += 1
+        usual = rule.usual or None
         if rule.kind == "above":
-            return Finding(bad=value > rule.limit, good=value <= rule.limit, value=value, limit=rule.limit)
+            return Finding(bad=value > rule.limit, good=value <= rule.limit, value=value, usual=usual, limit=rule.limit)
         if rule.kind == "below":
-            return Finding(bad=value < rule.limit, good=value >= rule.limit, value=value, limit=rule.limit)
+            return Finding(bad=value < rule.limit, good=value >= rule.limit, value=value, usual=usual, limit=rule.limit)
         if rule.kind == "counts":
             return self._counted(value)
         if rule.kind == "spike":

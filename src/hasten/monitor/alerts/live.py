@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hasten.core.errors import DataError
+from hasten.core.machine import read_machine
 from hasten.monitor.alerts.deliver import AlertsFile, Courier, Delivery, deliveries_of, webhook_at
 from hasten.monitor.alerts.engine import Alert, Alerts
 from hasten.monitor.alerts.judge import FIRST, WARM_UP
 from hasten.monitor.alerts.rule import Rule, load_rules
+from hasten.monitor.contract import Contract, contract_rule, proved_phases, why_void
 from hasten.monitor.window import Window
 from hasten.monitor.windows_file import WindowsReader, windows_path
 from hasten.train.guards.memory_growth import Kinds, growth_words, tensors_alive
@@ -26,6 +28,7 @@ class LiveAlerts:
         deliveries: Where alerts go, in addition to the log and `alerts.jsonl`.
         say: Called with each alert that fires or is resolved, and with each delivery that fails.
         stop: Asks the run to save a checkpoint and stop.
+        contract: What the run is held to; None if it trains without a plan.
 
     Attributes:
         failed: The first alert whose rule asks to fail or stop; None before.
@@ -39,20 +42,28 @@ class LiveAlerts:
         *,
         say: Callable[[str], None],
         stop: Callable[[], None] = lambda: None,
+        contract: Contract | None = None,
     ) -> None:
         self._rules, self._deliveries, self._say, self._stop = rules, deliveries, say, stop
+        self._contract = contract
         self._alerts = Alerts(rules, memory_words=self._memory_words)
         self._courier: Courier | None = None
-        self._folder = Path()
         self._others: list[WindowsReader] = []
         self._kinds: Kinds | None = None
         self._windows = 0
+        self._trains = True
         self.failed: Alert | None = None
         self.firing: dict[tuple[str, int], Alert] = {}
 
     @classmethod
     def from_options(
-        cls, path: Path | None, webhooks: list[str], *, say: Callable[[str], None], stop: Callable[[], None] = lambda: None
+        cls,
+        path: Path | None,
+        webhooks: list[str],
+        *,
+        say: Callable[[str], None],
+        stop: Callable[[], None] = lambda: None,
+        contract: Contract | None = None,
     ) -> LiveAlerts:
         """Return what the options `--alerts FILE` and `--alert-to URL` ask for.
 
@@ -62,11 +73,19 @@ class LiveAlerts:
         rules, tables = load_rules(path)
         deliveries = deliveries_of(tables, str(path))
         deliveries += [webhook_at(url, "--alert-to") for url in webhooks]
-        return cls(rules, deliveries, say=say, stop=stop)
+        return cls(rules, deliveries, say=say, stop=stop, contract=contract)
 
-    def begin(self, run: str, folder: Path, world: int) -> None:
-        """Follow a run with this name, folder and number of ranks."""
+    def begin(self, run: str, folder: Path, world: int, *, samples: int | None = None) -> None:
+        """Begin to follow a run.
+
+        Args:
+            run: Its name.
+            folder: Its folder.
+            world: Its number of ranks.
+            samples: Its number of training samples; None if unknown.
+        """
         self._folder = folder
+        self._hold(samples)
         self._courier = Courier(run, [AlertsFile(folder), *self._deliveries], self._say)
         self._others = [WindowsReader(windows_path(folder, rank)) for rank in range(1, world)]
 
@@ -83,10 +102,27 @@ class LiveAlerts:
                 continue
         self._take(window)
 
+    def training_ended(self) -> None:
+        """Note that there is nothing to stop any more."""
+        self._trains = False
+
     def close(self) -> None:
         """Deliver what waits."""
         if self._courier is not None:
             self._courier.close()
+
+    def _hold(self, samples: int | None) -> None:
+        """Add the rule of the contract, or say why it is void."""
+        if self._contract is None:
+            return
+        if why := why_void(self._contract, read_machine(), samples):
+            self._say(f"contract void: {why}. The plan's gain may not hold here: tune again")
+            return
+        proved = self._contract.plan.proved
+        rule = contract_rule(proved, self._contract.action)
+        if rule is None:
+            return
+        self._alerts = Alerts((*self._rules, rule), memory_words=self._memory_words, proved=proved_phases(proved))
 
     def _take(self, window: Window) -> None:
         for alert in self._alerts.judge(window):
@@ -103,7 +139,7 @@ class LiveAlerts:
             self._courier.put(alert)
         if alert.state == "firing" and alert.action != "warn" and self.failed is None:
             self.failed = alert
-            if alert.action == "stop":
+            if alert.action == "stop" and self._trains:
                 self._stop()
 
     def _memory_words(self) -> str:

@@ -13,6 +13,8 @@ from hasten.core.errors import DataError
 Kind = Literal["above_start", "below_start", "above", "below", "grows", "spike", "not_finite", "counts", "idle", "slow_rank"]
 Action = Literal["warn", "fail", "stop"]
 
+CONTRACT = "contract"
+"""Name of the rule that holds a run to what its plan was proved to do."""
 BUILT_IN = Path(__file__).with_name("rules.toml")
 
 
@@ -32,6 +34,7 @@ class Rule:
         next: What to do about it.
         change: Least relative change (0.1 is 10 %), or for a share least absolute change.
         limit: Limit of `above` and `below`.
+        usual: The usual value that their sentence names.
         bad: Number of bad windows, among the last `of`, from which it fires.
         of: Number of last windows that are looked at.
         good: Number of good windows in a row after which it is resolved.
@@ -46,6 +49,7 @@ class Rule:
     next: str = ""
     change: float = 0.1
     limit: float = 0.0
+    usual: float = 0.0
     bad: int = 3
     of: int = 4
     good: int = 4
