@@ -45,7 +45,7 @@ class CheckVerb(Verb):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if hasattr(error, "exit_code"):  # a usage error of the command line
+            if getattr(error, "exit_code", 0):  # a usage error of the command line, and not its help
                 error.exit_code = FAILED
             raise
 
