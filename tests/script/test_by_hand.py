@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -297,3 +298,30 @@ def test_a_search_offers_nothing_that_acts_on_the_optimizer() -> None:
     facts = Facts(machine=read_machine(), job=JobFacts(device="cpu", optimizer_class=BY_HAND))
     kinds = [kind for kind in catalogue().values() if kind.card.seam is Seam.OPTIMIZER]
     assert {_fit(kind, facts).reason for kind in kinds} == {NO_OPTIMIZER_WORDS}
+
+
+def with_optimizer(passes: int, *, clamps: bool) -> None:
+    """Accumulate gradients over more passes than show that nothing changes, and clamp the weights before the first step."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    for number in range(passes):
+        x, y = batch()
+        F.cross_entropy(model(x), y).backward()
+        if clamps and number == 1:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.01, 0.01)
+        if number % 40 == 39:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("clamps", [False, True])
+def test_an_optimizer_that_waits_for_its_gradients_makes_the_steps(clamps: bool) -> None:
+    recorder = watched(functools.partial(with_optimizer, clamps=clamps), 160)
+    assert (recorder.anchor, recorder.num_steps) == ("optimizer", 4)
+    kind = next(kind for kind in catalogue().values() if kind.card.in_scripts and kind.card.seam is Seam.OPTIMIZER)
+    host, _ = hosted(functools.partial(with_optimizer, clamps=clamps), Plan(optimizations=(kind(),)), 160)
+    assert isinstance(host.live.optimizer, torch.optim.SGD)
+    assert host.applied == [kind.card.name]
+    assert host.failures == {}

@@ -209,7 +209,9 @@ class Host:
         self._follow()
         if not self.mine():
             return None
-        self._by_hand.active = False
+        if self._by_hand.active:
+            self._by_hand.active = False
+            self._leave_by_hand()
         self.trained.learn(optimizer)
         timed = None if self.watching is None else self.watching.before_step(optimizer, args, kwargs)
         if not self.opened and self._tries < TRIES:
@@ -240,6 +242,14 @@ class Host:
         if self._lead.stepped(key) == "leads":
             self.steps += 1
             self.on_step()
+
+    def _leave_by_hand(self) -> None:
+        """Open again with an optimizer if the script only changed parameters by hand before its first step."""
+        if self.opened and isinstance(self.live.optimizer, ByHand):
+            self.opened, self._tries, self._lead = False, 0, Leader()
+            self._called[id(self.live.model)] = self.live.model
+            for name in [name for name, why in self.failures.items() if why == NO_OPTIMIZER_WORDS]:
+                del self.failures[name]
 
     def _open(self, optimizer: Optimizer) -> None:
         """Apply everything that acts on model and optimizer, which are known now."""

@@ -29,7 +29,7 @@ SEARCHED_FIRST, SEARCHED_ONE_IN = 8, 64
 SEARCHED_VALUES = 4096
 """Number of first gradient values among which the largest is searched: the weight that moves most."""
 UNCHANGED_PASSES = 32
-"""After this number of gradient computations without a change, each counts as a step."""
+"""After this number of computations of returned gradients without a change, each counts as a step."""
 CALLS_WITHOUT = 32
 """After this number of calls of the model without a backward pass, changes between calls count as steps."""
 PASSES = "passes"
@@ -91,12 +91,12 @@ class HandUpdates:
             self._learn(_leaves_of(starts))
 
     def after_backward(self, gradients: Mapping[int, torch.Tensor] | None = None) -> None:
-        """Remember the present state. `gradients`: those that were returned, by the id of their tensor."""
+        """Remember the present state. `gradients`: those returned, by the id of their tensor; None if accumulated."""
         if not self.active:
             return
         self._remember(gradients or {})
         self._pending = True
-        self._unchanged += 1
+        self._unchanged += gradients is not None  # accumulated ones may wait for an optimizer
 
     def called(self, module: torch.nn.Module) -> Hashable | None:
         """Note a call of the outermost module. Without gradients: returns what has changed since the last."""

@@ -140,7 +140,8 @@ class Recorder:
         self._memory_in_use = memory
         self._next_memory = 0.0
         self.active = True
-        self.light, self.stands_for, self._rests = False, 1, rests
+        self.light, self.stands_for = False, 1
+        self._rests = self._may_rest = rests
         self._unseen_s = 0.0
         self._usual = Usual(len(PHASES), _RARE)
         self.steps: deque[list[float]] = deque(maxlen=WINDOW)
@@ -272,6 +273,7 @@ class Recorder:
             self.before_phase = None
             if self.anchor:  # parameters were changed by hand before
                 self._begin_again()
+                self._rests = self._may_rest
             self.anchor = "optimizer"
         if not self.light and self.here():
             while self._stack and self._stack[-1] != BACKWARD:  # an optimizer step that raised an error never ended
