@@ -6,7 +6,9 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hasten.monitor.alerts.rule import Rule, load_rules
 from hasten.monitor.catalogue import samplers
 from hasten.monitor.metric import units
 from hasten.monitor.sampler import cards
-from hasten.monitor.window import Start, Window
+from hasten.monitor.window import Mark, Start, Window
 from hasten.monitor.windows_file import WindowsFile
 
 START = Start(run="run-1", units={"process.memory.private": "By"})
@@ -141,6 +143,8 @@ def test_new_graphs_after_the_warm_up_are_told() -> None:
 
 def test_a_run_without_steps_is_stalled_until_a_step_ends() -> None:
     windows = [window(0), window(1, steps=0), window(2, steps=0), window(3)]
+    windows += [window(number, steps=0) for number in range(4, 8)]  # no longer than thrice the first pause: a validation
+    windows.append(window(8))
     assert [(alert.rule, alert.state) for alert in changes(windows)] == [("stalled", "firing"), ("stalled", "resolved")]
 
 
@@ -167,7 +171,109 @@ def test_every_built_in_rule_and_symptom_reads_a_metric_that_exists() -> None:
     from hasten.monitor.alerts.rule import symptoms
 
     metrics = {*units(cards(samplers())), STEP, WORKERS_DEAD, "", "share.data"}
-    assert {rule.metric for rule in load_rules()[0]} | {symptom.metric for symptom in symptoms()} <= metrics
+    rules = [rule for rule in load_rules()[0] if rule.kind != "incident"]
+    assert {rule.metric for rule in rules} | {symptom.metric for symptom in symptoms()} <= metrics
+
+
+# What is usual around the steps of a run.
+
+
+def one_with(number: int, phases: dict[str, float], **more: Any) -> Window:
+    """Return a window of 20 steps that take 0.1 s, and of phases between them."""
+    seconds = 2.0 + sum(phases.values())
+    return replace(window(number, **more), seconds=seconds, phases={"data": 0.2, "forward": 1.8, **phases})
+
+
+def test_new_graphs_of_a_validation_are_not_told() -> None:
+    windows = [
+        one_with(number, {"validation": 1.0} if number % 5 == 0 else {}, values={"python.compiled_graphs": 1 + number // 5})
+        for number in range(40)
+    ]
+    assert changes(windows) == []
+
+
+def test_a_gpu_that_rests_during_validations_and_pauses_is_not_starving() -> None:
+    windows = [window(number, values={"gpu.utilization": 0.9}) for number in range(20)]
+    windows += [window(number, steps=0, values={"gpu.utilization": 0.1}) for number in range(20, 23)]
+    windows += [one_with(number, {"validation": 90.0}, values={"gpu.utilization": 0.1}) for number in range(23, 27)]
+    assert changes(windows, [rule("gpu_starving")]) == []
+    fired = changes([window(number, values={"gpu.utilization": 0.9 - 0.4 * (number > 15)}) for number in range(25)])
+    assert [alert.rule for alert in fired] == ["gpu_starving"]
+
+
+def test_a_rollback_is_neither_a_slow_step_nor_a_pause() -> None:
+    windows = [window(number) for number in range(20)]
+    back = [replace(one_with(number, {"rollback": 0.1}), to_step=20 * number + number % 2) for number in range(20, 28)]
+    assert changes([*windows, *back]) == []
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_loaders_that_start_again_at_each_epoch_are_not_told(every: int) -> None:
+    def restarts(number: int) -> float:
+        return 1.0 if number % every else 1.5
+
+    windows = [
+        window(number, 0.1 * restarts(number), phases={"data": 0.2 + 2.0 * (restarts(number) - 1), "forward": 1.8})
+        for number in range(12, 80)
+    ]
+    assert changes(windows, [rule("slower"), rule("data_wait")]) == []
+
+
+def test_the_contract_is_not_broken_by_the_warm_up() -> None:
+    from hasten.monitor.contract import contract_rule
+
+    held = contract_rule({"state": "proved", "update_s": 0.1, "update_high_s": 0.11}, "stop")
+    assert held is not None
+    slow = [window(number, 0.5 if number < 3 or number > 20 else 0.1) for number in range(24)]
+    assert [(alert.rule, alert.since_step) for alert in changes(slow, [held])] == [("contract", 420)]
+
+
+# Incidents of the guards.
+
+
+def with_incident(number: int, kind: str, words: str, times: int = 1, **more: Any) -> Window:
+    mark = Mark(name=kind, step=20 * number, at=2.0 * number, words=words)
+    return replace(window(number, **more), marks=(mark,) * times)
+
+
+def test_incidents_reach_alerts_in_their_own_words_and_the_log_only_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    live = LiveAlerts.from_options(None, [], say=said.append)
+    live.leave_to_guards()
+    live.begin("run-1", tmp_path, 1)
+    live.on_window(
+        with_incident(0, "not finite", "the loss is nan; the update is skipped", 3, values={"training.loss": nan})
+    )
+    live.on_window(with_incident(1, "standstill", "no validation has ended for 900 s; the run continues", steps=0))
+    live.on_window(window(2, steps=0))  # it still hangs
+    assert [name for name, _ in live.firing] == ["loss_not_finite", "stalled"]
+    live.on_window(window(3))
+    live.on_window(with_incident(4, "out of memory", "memory ran out; the update is repeated in smaller parts"))
+    live.on_window(with_incident(5, "memory", "memory has grown by 50%"))
+    live.close()
+    told = [(alert.rule, alert.state, alert.words) for alert in read_alerts(tmp_path)]
+    nan_words = "the loss is nan; the update is skipped (3 times in this window)"
+    assert told[:2] == [
+        ("loss_not_finite", "firing", nan_words),
+        ("stalled", "firing", "no validation has ended for 900 s; the run continues"),
+    ]
+    assert ("loss_not_finite", "resolved", nan_words) in told
+    fired = [rule for rule, state, _ in told if state == "firing"]
+    assert fired == ["loss_not_finite", "stalled", "out_of_memory", "memory_growth"]
+    assert said == []
+
+
+def test_a_rule_of_incidents_can_stop_a_run_or_judge_windows_again(tmp_path: Path) -> None:
+    path = user_file(tmp_path, '[[rule]]\nname="stalled"\naction="stop"\n[[rule]]\nname="loss_not_finite"\nguard=""')
+    stops: list[bool] = []
+    live = LiveAlerts.from_options(path, [], say=lambda _: None, stop=lambda: stops.append(True))
+    live.leave_to_guards()
+    live.begin("run-1", tmp_path, 1)
+    live.on_window(with_incident(0, "standstill", "no update has ended for 60 s", steps=0))
+    live.on_window(window(1, values={"training.loss": nan}))
+    live.close()
+    assert stops == [True]
+    assert list(live.firing) == [("loss_not_finite", 0)]
 
 
 # Rules of a user.

@@ -154,7 +154,7 @@ def run_breached(folder: Path, on_breach: str) -> subprocess.CompletedProcess[st
 def test_after_a_breach_the_run_goes_on_from_its_checkpoint_without_the_plan(tmp_path: Path) -> None:
     done = run_breached(tmp_path, "fallback")
     assert done.returncode == 0, done.stderr
-    assert "alert contract, since step 0" in done.stderr
+    assert "alert contract, since step" in done.stderr
     assert "continuing from the checkpoint without the plan" in done.stderr
     assert [alert.rule for alert in read_alerts(tmp_path / "run") if alert.state == "firing"] == ["contract"]
     lines = [json.loads(line) for line in (tmp_path / "run/windows.jsonl").read_text().splitlines() if line]

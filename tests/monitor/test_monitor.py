@@ -20,6 +20,8 @@ from hasten.core.plan import Plan
 from hasten.monitor import monitor as monitor_module
 from hasten.monitor import sampler as sampler_module
 from hasten.monitor import sink as sink_module
+from hasten.monitor.alerts.deliver import read_alerts
+from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.metric import Card, Metric
 from hasten.monitor.monitor import Monitor, Pace, Progress
 from hasten.monitor.of_loop import follow_loop
@@ -27,8 +29,10 @@ from hasten.monitor.sampler import Host, Samplers
 from hasten.monitor.sink import QueuedSink, SinkCard, parse_sink
 from hasten.monitor.window import Mark, Start, Window
 from hasten.monitor.windows_file import WindowsFile, WindowsReader, read_windows, windows_files, windows_path
+from hasten.train.guards.non_finite import NonFinitePolicy
 from hasten.train.run import RunOptions, train
 from tests.train.jobs import Plain
+from tests.train.test_non_finite import Badly
 
 QUICK = Pace(steps=2, least_s=0.0, most_s=30.0, cost_frac=1e9)
 
@@ -393,3 +397,20 @@ def test_a_run_of_a_job_has_windows_in_its_folder(tmp_path: Path) -> None:
     assert {mark.name for item in windows for mark in item.marks} >= {"validation"}
     assert all(item.values["training.loss"] > 0 for item in windows if item.steps)
     assert windows[0].start.units["training.samples"] == "{sample}/s"
+
+
+def test_incidents_of_the_guards_are_marks_and_alerts_but_not_told_twice(tmp_path: Path) -> None:
+    said: list[str] = []
+    alerts = LiveAlerts.from_options(None, [], say=said.append)
+    options = RunOptions(
+        say=said.append,
+        observe=follow_loop(tmp_path, say=said.append, pace=QUICK, alerts=alerts),
+        non_finite=NonFinitePolicy(policy="skip"),
+    )
+    train(Badly(), Plan(), tmp_path, options=options)
+    (mark,) = [mark for item in read_windows(windows_path(tmp_path)) for mark in item.marks if mark.name == "not finite"]
+    assert mark.words.startswith("the loss is nan (samples ")
+    assert mark.words.endswith("; the update is skipped")
+    (alert,) = [alert for alert in read_alerts(tmp_path) if alert.state == "firing"]
+    assert (alert.rule, alert.words) == ("loss_not_finite", mark.words)
+    assert sum("nan" in words for words in said) == 1

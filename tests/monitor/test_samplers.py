@@ -210,6 +210,8 @@ def test_a_killed_worker_is_no_longer_alive() -> None:
     iterator._workers[0].kill()
     iterator._workers[0].join()
     assert sampler.sample()["loader.workers_alive"] == 1.0
+    iterator._shutdown_workers()
+    assert sampler.sample() == {}  # no worker is missed after the end of an epoch
 
 
 def test_a_loader_without_workers_has_nothing_to_show() -> None:

@@ -16,6 +16,7 @@ from hasten.monitor.sampler import Host
 from hasten.monitor.sink import SinkRequest
 from hasten.monitor.window import Start
 from hasten.train.clock import SampledClock
+from hasten.train.guards.incidents import Incident
 from hasten.train.loop import Loop
 from hasten.train.observer import Observe, Observer
 
@@ -71,10 +72,11 @@ class LoopObserver:
     Args:
         monitor: The monitor.
         progress: The progress that the monitor reads.
+        leads: Whether this is rank 0.
     """
 
-    def __init__(self, monitor: Monitor, progress: LoopProgress) -> None:
-        self._monitor, self._progress = monitor, progress
+    def __init__(self, monitor: Monitor, progress: LoopProgress, *, leads: bool) -> None:
+        self._monitor, self._progress, self._leads = monitor, progress, leads
 
     def after_update(self) -> None:
         """Count an update."""
@@ -86,6 +88,11 @@ class LoopObserver:
         self._progress.spent(phase, seconds)
         if what != "saver" or seconds >= _SNAPSHOT_S:
             self._monitor.mark(phase, seconds=seconds)
+
+    def incident(self, incident: Incident) -> None:
+        """Mark an incident. The rules of alerts read its kind and its words."""
+        if self._leads or incident.kind == "memory":  # the others happen on all ranks at once
+            self._monitor.mark(incident.kind, words=incident.text())
 
 
 def follow_loop(
@@ -108,6 +115,8 @@ def follow_loop(
 
     @contextmanager
     def observe(loop: Loop) -> Iterator[Observer]:
+        if alerts is not None:
+            alerts.leave_to_guards()
         progress, live, ranks = LoopProgress(loop), loop.live, loop.ranks
         if not isinstance(loop.clock, SampledClock):  # ranks other than 0
             loop.clock = SampledClock(live.device)
@@ -125,7 +134,7 @@ def follow_loop(
             start, progress, host, requests, say=say, pace=pace, alerts=alerts, samples=live.num_samples
         ) as monitor:
             try:
-                yield LoopObserver(monitor, progress)
+                yield LoopObserver(monitor, progress, leads=ranks.rank == 0)
             finally:
                 if alerts is not None:
                     alerts.training_ended()

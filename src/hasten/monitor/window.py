@@ -44,7 +44,7 @@ class Mark:
     """An event of a run.
 
     Attributes:
-        name: What happened: `validation`, `checkpoint`, `epoch`, an incident.
+        name: What happened: `validation`, `checkpoint`, `epoch`, or the kind of an incident.
         step: Steps completed when it happened.
         at: When it began, in seconds since 1970.
         seconds: How long it took; 0 for a moment.

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
+from hasten.train.guards.incidents import Incident
 from hasten.train.loop import Loop
 
 
 class Observer(Protocol):
-    """Follows a run. Both methods are called on the training thread and must be fast."""
+    """Follows a run. All methods must be fast. They are called on the training thread, except `incident`: on any thread."""
 
     def after_update(self) -> None:
         """Note that an update has ended."""
@@ -26,6 +27,10 @@ class Observer(Protocol):
         """
         ...
 
+    def incident(self, incident: Incident) -> None:
+        """Note an incident that a guard has reported."""
+        ...
+
 
 Observe: TypeAlias = Callable[[Loop], AbstractContextManager[Observer]]
 """Starts to follow a run. It ends when the context is left."""
@@ -39,6 +44,9 @@ class NoObserver:
 
     def spent(self, what: str, seconds: float) -> None:
         """Note that work between updates took some seconds."""
+
+    def incident(self, incident: Incident) -> None:
+        """Note an incident that a guard has reported."""
 
 
 @contextmanager

@@ -185,6 +185,7 @@ def _train(
         )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=options.limits)
         observer = stack.enter_context(options.observe(loop))
+        incidents.heard = observer.incident
         back = Rollback(loop, out, options.non_finite, incidents, log)
         drive = Trainer(
             loop,

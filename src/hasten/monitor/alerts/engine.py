@@ -71,6 +71,7 @@ class _Standing:
     state: State = "resolved"
     good: int = 0
     since: Window | None = None
+    words: str = ""
 
 
 @dataclass
@@ -155,6 +156,7 @@ class Alerts:
     def _alert(self, standing: _Standing, finding: Finding, window: Window, first: _First) -> Alert:
         rule, since = standing.judge.rule, standing.since or window
         fires = standing.state == "firing"
+        standing.words = finding.words or standing.words
         return Alert(
             rule=rule.name,
             state=standing.state,
@@ -165,7 +167,7 @@ class Alerts:
             since_step=since.from_step,
             value=finding.value,
             usual=finding.usual,
-            words=words_of(rule, finding, window),
+            words=standing.words or words_of(rule, finding, window),
             cause=self._cause(rule, window, first) if fires else "",
             next=rule.next if fires else "",
             action=rule.action,

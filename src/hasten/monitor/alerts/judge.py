@@ -24,6 +24,8 @@ SPREADS = 4.0
 _LATE = 20
 """Windows from which the usual value of a spike is taken."""
 _SPIKE_SPREADS = 8.0
+_PATIENCE = 3.0
+"""A pause is bad if it is this many times longer than all earlier ones, which may have been validations."""
 _RANGE_OF_FIRST = 2.85  # expected range of 8 normal values, in standard deviations
 _TO_SIGMA = 1.4826  # from the median absolute deviation
 _SHARE = "share."
@@ -47,6 +49,7 @@ class Finding:
         value: The value judged.
         usual: The usual value; None if the rule has none.
         limit: The limit that was applied.
+        words: What happened, if guards reported it.
     """
 
     bad: bool
@@ -54,6 +57,7 @@ class Finding:
     value: float
     usual: float | None = None
     limit: float = 0.0
+    words: str = ""
 
     @property
     def change(self) -> float:
@@ -62,10 +66,10 @@ class Finding:
 
 
 def step_s(window: Window) -> float | None:
-    """Return the seconds per step without the work between steps; None if no step ended."""
-    if not window.steps:
+    """Return the seconds per step without the work between steps; None if no step ended, or if the run was rolled back."""
+    if not window.steps or "rollback" in window.phases:
         return None
-    return max(window.seconds - sum(window.phases.get(name, 0.0) for name in EVENTS), 0.0) / window.steps
+    return max(window.seconds - _between_steps_s(window), 0.0) / window.steps
 
 
 def value_of(metric: str, window: Window) -> float | None:
@@ -91,12 +95,17 @@ class Judge:
         rule: The rule.
         first: Values of the first windows.
         late: The last values.
+        passed: Number of values.
+        pause_s: Seconds since the last step, if no step has ended since.
+        longest_s: The longest earlier pause.
     """
 
     rule: Rule
     first: list[float] = field(default_factory=list)
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATE))
     passed: int = 0
+    pause_s: float = 0.0
+    longest_s: float = 0.0
 
     def __call__(self, window: Window, others: Mapping[int, Window]) -> Finding | None:
         """Return what the rule says of a window; None if it cannot be judged (yet).
@@ -105,36 +114,53 @@ class Judge:
             window: The window.
             others: The last windows of other ranks.
         """
-        rule = self.rule
-        if rule.kind == "idle":
-            idle = not window.steps
-            return Finding(bad=idle, good=not idle, value=window.seconds)
-        if rule.kind == "not_finite":
-            given = window.values.get(rule.metric)
-            return None if given is None else _either(bad=not math.isfinite(given), value=given)
-        if rule.kind == "slow_rank":
-            return _of_ranks(rule, window, others)
-        value = value_of(rule.metric, window)
-        if value is None:
+        if self.rule.kind in ("idle", "incident", "not_finite", "slow_rank"):
+            return self._of_window(window, others)
+        value = value_of(self.rule.metric, window)
+        if value is None or (
+            self.rule.kind in ("above_start", "below_start") and not _tells_of_steps(self.rule.metric, window)
+        ):
             return None
         self.passed += 1
+        return None if self.rule.metric == STEP and self.passed <= WARM_UP else self._of_value(value, window)
+
+    def _of_window(self, window: Window, others: Mapping[int, Window]) -> Finding | None:
+        rule = self.rule
+        if rule.kind == "idle":
+            return self._idle(window)
+        if rule.kind == "incident":
+            return _of_incidents(rule, window)
+        if rule.kind == "slow_rank":
+            return _of_ranks(rule, window, others)
+        given = window.values.get(rule.metric)
+        return None if given is None else _either(bad=not math.isfinite(given), value=given)
+
+    def _of_value(self, value: float, window: Window) -> Finding | None:
+        rule = self.rule
         usual = rule.usual or None
         if rule.kind == "above":
             return Finding(bad=value > rule.limit, good=value <= rule.limit, value=value, usual=usual, limit=rule.limit)
         if rule.kind == "below":
             return Finding(bad=value < rule.limit, good=value >= rule.limit, value=value, usual=usual, limit=rule.limit)
         if rule.kind == "counts":
-            return self._counted(value)
+            return self._counted(value, window)
         if rule.kind == "spike":
             return self._spike(value)
         return self._against_start(value)
 
-    def _counted(self, value: float) -> Finding | None:
+    def _idle(self, window: Window) -> Finding:
+        if window.steps or window.phases:  # after a rollback, a window may have no steps
+            self.longest_s, self.pause_s = max(self.longest_s, self.pause_s), 0.0
+            return _either(bad=False, value=0.0)
+        self.pause_s += window.seconds
+        return _either(bad=self.pause_s > _PATIENCE * self.longest_s, value=self.pause_s)
+
+    def _counted(self, value: float, window: Window) -> Finding | None:
         before = self.late[-1] if self.late else value
         self.late.append(value)
         if self.passed <= WARM_UP + FIRST:
             return None
-        return _either(bad=value > before, value=value - before)
+        return _either(bad=value > before and not _between_steps_s(window), value=value - before)
 
     def _spike(self, value: float) -> Finding | None:
         known = list(self.late)
@@ -172,6 +198,25 @@ def spread_of(values: Sequence[float]) -> float:
 
 def _either(*, bad: bool, value: float) -> Finding:
     return Finding(bad=bad, good=not bad, value=value)
+
+
+def _between_steps_s(window: Window) -> float:
+    return sum(window.phases.get(name, 0.0) for name in EVENTS)
+
+
+def _tells_of_steps(metric: str, window: Window) -> bool:
+    """Whether a metric of a window is about steps, and not mainly about the work between them."""
+    if metric == STEP or metric.startswith(_SHARE):
+        return True
+    return window.steps > 0 and _between_steps_s(window) < 0.5 * window.seconds
+
+
+def _of_incidents(rule: Rule, window: Window) -> Finding:
+    words = [mark.words for mark in window.marks if mark.name == rule.metric]
+    more = f" ({len(words)} times in this window)" if len(words) > 1 else ""
+    return Finding(
+        bad=bool(words), good=not words and window.steps > 0, value=len(words), words=words[0] + more if words else ""
+    )
 
 
 def _of_ranks(rule: Rule, window: Window, others: Mapping[int, Window]) -> Finding | None:

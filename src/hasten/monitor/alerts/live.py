@@ -52,6 +52,7 @@ class LiveAlerts:
         self._kinds: Kinds | None = None
         self._windows = 0
         self._trains = True
+        self._by_guards: frozenset[str] = frozenset()
         self.failed: Alert | None = None
         self.firing: dict[tuple[str, int], Alert] = {}
 
@@ -75,6 +76,14 @@ class LiveAlerts:
         deliveries += [webhook_at(url, "--alert-to") for url in webhooks]
         return cls(rules, deliveries, say=say, stop=stop, contract=contract)
 
+    def leave_to_guards(self) -> None:
+        """Prepare for a run with guards: their incidents are marks of its windows, and they write to the log themselves."""
+        rules = [rule.by_guards() for rule in self._rules]
+        firsts = {rule.metric: rule for rule in reversed(rules) if rule.kind == "incident"}  # one rule for each incident
+        self._rules = tuple(rule for rule in rules if rule.kind != "incident" or firsts[rule.metric] is rule)
+        self._by_guards = frozenset(rule.name for rule in self._rules if rule.kind == "incident")
+        self._alerts = Alerts(self._rules, memory_words=self._memory_words)
+
     def begin(self, run: str, folder: Path, world: int, *, samples: int | None = None) -> None:
         """Begin to follow a run.
 
@@ -92,7 +101,7 @@ class LiveAlerts:
     def on_window(self, window: Window) -> None:
         """Judge a window of rank 0, and what the other ranks have written since the last one."""
         self._windows += 1
-        if self._windows == WARM_UP + FIRST:
+        if self._windows == WARM_UP + FIRST and any(rule.kind == "grows" for rule in self._rules):
             self._kinds = tensors_alive()
         for reader in self._others:
             try:
@@ -133,7 +142,7 @@ class LiveAlerts:
             self.firing[alert.rule, alert.rank] = alert
         else:
             self.firing.pop((alert.rule, alert.rank), None)
-        if alert.state != "pending":
+        if alert.state != "pending" and (alert.rank or alert.rule not in self._by_guards):
             self._say(f"alert {alert.rule}, {alert.text()}")
         if self._courier is not None:
             self._courier.put(alert)

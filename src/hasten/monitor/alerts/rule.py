@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args
 
 from hasten.core.errors import DataError
 
-Kind = Literal["above_start", "below_start", "above", "below", "grows", "spike", "not_finite", "counts", "idle", "slow_rank"]
+Kind = Literal[
+    "above_start", "below_start", "above", "below", "grows", "spike", "not_finite", "counts", "idle", "slow_rank", "incident"
+]  # fmt: skip
 Action = Literal["warn", "fail", "stop"]
 
 CONTRACT = "contract"
@@ -27,7 +29,8 @@ class Rule:
         kind: How it judges. `above_start` and `below_start` compare with the run's own first windows (or with what a plan
             proved), `above` and `below` with `limit`. `grows`: the least value of the last windows lies above the start.
             `spike`: above the usual values of late windows. `not_finite`: NaN or infinite. `counts`: a counter has risen.
-            `idle`: no step ended. `slow_rank`: this rank works longer than the others.
+            `idle`: no step ended, for longer than in earlier pauses. `slow_rank`: this rank works longer than the others.
+            `incident`: the guards of the run reported an incident of the kind `metric`, in their own words.
         metric: Name of a metric; `share.PHASE` is a phase's share of the time, `step` the seconds per step without
             validation and checkpoints.
         says: What is wrong, in one sentence; `{value}`, `{usual}`, `{change}` and `{limit}` are filled in.
@@ -40,6 +43,8 @@ class Rule:
         good: Number of good windows in a row after which it is resolved.
         action: `warn`; `fail`: the run ends with exit status 4; `stop`: save a checkpoint and stop with exit status 4.
         enabled: Whether the rule is used.
+        guard: Kind of incident that says the same. In a run with guards, the rule waits for these incidents, so that nothing
+            is reported twice.
     """
 
     name: str
@@ -55,6 +60,13 @@ class Rule:
     good: int = 4
     action: Action = "warn"
     enabled: bool = True
+    guard: str = ""
+
+    def by_guards(self) -> Rule:
+        """Return the rule for a run with guards."""
+        if not self.guard:
+            return self
+        return replace(self, kind="incident", metric=self.guard, says="", bad=1, of=1)
 
 
 _TYPES = {field.name: field.type for field in fields(Rule)}

@@ -31,7 +31,7 @@ class Loader:
         """Return the current values; none without workers."""
         iterator = self._loader()
         workers = list(getattr(iterator, "_workers", ()))
-        if not workers:
+        if not workers or getattr(iterator, "_shutdown", False):  # at the end of an epoch, workers end as they should
             return {}
         outstanding = int(getattr(iterator, "_tasks_outstanding", 0))
         # Batches that came out of order wait in `_task_info`, with the number of their worker.

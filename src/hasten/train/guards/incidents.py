@@ -35,6 +35,11 @@ class Incident:
     action: str
     samples: tuple[int, ...] = ()
 
+    def text(self) -> str:
+        """Return what happened and what was done."""
+        samples = "" if self.kind == "spike" else shown_samples(self.samples)  # the file has them
+        return f"{self.words}{samples}; {self.action}"
+
 
 class Incidents:
     """Reports and records incidents.
@@ -42,10 +47,14 @@ class Incidents:
     Args:
         path: The file, in an existing folder; None records nothing (ranks other than 0).
         say: Called with a message for each incident.
+
+    Attributes:
+        heard: Called with each incident, on the thread that noted it. It must be fast.
     """
 
     def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
+        self.heard: Callable[[Incident], None] = lambda _: None
 
     def note(self, incident: Incident) -> None:
         """Report and record an incident.
@@ -53,8 +62,8 @@ class Incidents:
         Raises:
             MachineError: The file cannot be written.
         """
-        samples = "" if incident.kind == "spike" else shown_samples(incident.samples)  # the file has them
-        self._say(f"update {incident.update}: {incident.words}{samples}; {incident.action}")
+        self._say(f"update {incident.update}: {incident.text()}")
+        self.heard(incident)
         if self._path is None:
             return
         line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(incident)})
