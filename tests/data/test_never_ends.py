@@ -367,7 +367,9 @@ def test_a_damaged_index_is_refused_in_words(tmp_path: Path, kind: str, files: d
     lines(tmp_path / "a.jsonl")
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=f"cannot be read as {kind}|MDS version|not written by save_to_disk"):
+    with pytest.raises(
+        DataError, match=f"no valid index of the format {kind}|MDS version|does not exist|not written by save_to_disk"
+    ):
         convert(tmp_path if files else tmp_path / "a.jsonl", tmp_path / "s", format=kind, processes=1)
 
 

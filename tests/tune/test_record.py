@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,4 +85,5 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
 
 
 class _Facts:
+    job = SimpleNamespace(num_samples=100)
     step_ms, peak_memory_bytes, memory_limit_bytes = 1.0, 1, 2

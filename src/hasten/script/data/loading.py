@@ -47,6 +47,8 @@ from hasten.script.plan.reach import reached, why_beyond
 
 SLOWER = 1.5
 """A loader that is read in parallel with an earlier one counts as slower from this ratio of the seconds per batch."""
+SLOWER_S = 0.001
+"""Seconds per batch below which a difference between loaders does not matter."""
 READ_IN_ORDER = "the dataset is iterable-style: it has no indexed samples that could be cached or read ahead"
 
 
@@ -214,7 +216,7 @@ class Loading:
         epoch = self._epoch()
         if epoch is None or getattr(epoch, "_num_yielded", 1) > 0:
             return True
-        return all(self._batch_s(loader) > SLOWER * self._batch_s(known) for known in self._loaders)
+        return all(self._batch_s(loader) > SLOWER * self._batch_s(known) + SLOWER_S for known in self._loaders)
 
     def _batch_s(self, loader: Any) -> float:
         """Return the seconds to make a batch; 0 if that is unknown."""
