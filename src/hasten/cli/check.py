@@ -46,7 +46,7 @@ class CheckVerb(Verb):
             return super().parse_args(ctx, args)
         except Exception as error:
             if getattr(error, "exit_code", 0):  # a usage error of the command line, and not its help
-                error.exit_code = FAILED
+                error.exit_code = FAILED  # type: ignore[attr-defined]
             raise
 
 
