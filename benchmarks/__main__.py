@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.activation_checkpointing import run_checkpointing
+from benchmarks.alerts import main as alerts
 from benchmarks.around import ROUNDS as AROUND_ROUNDS
 from benchmarks.around import run_around
 from benchmarks.chaos import main as chaos
@@ -50,8 +51,8 @@ def _recipes(arguments: list[str]) -> None:
 
 
 OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
-    "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth, "public": public,
-    "recipes": _recipes,
+    "alerts": alerts, "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth,
+    "public": public, "recipes": _recipes,
 }  # fmt: skip
 """Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""
 

@@ -1,0 +1,210 @@
+"""Measure how soon alerts find faults, and how often they are false.
+
+Real runs are disturbed at a known step. Their windows are recorded and replayed through the rules. Reported are the windows
+from the fault to the alert, missed faults, and false alarms per 1,000 windows without a fault. Goals: 15 % longer steps are
+found within 4 windows of 20 steps, with at most 2 false alarms per 1,000 windows after the calibration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.jobs.faulty import FAULTS, Fault, LoaderBoundJob, faulty
+from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.rows import Row, Rows
+from hasten.core.errors import HastenError
+from hasten.core.plan import Plan
+from hasten.core.target import load_job
+from hasten.monitor.alerts.engine import Alerts
+from hasten.monitor.alerts.judge import FIRST, WARM_UP
+from hasten.monitor.alerts.rule import load_rules, symptoms
+from hasten.monitor.of_loop import follow_loop
+from hasten.monitor.window import Start, Window
+from hasten.monitor.windows_file import read_windows, windows_path
+from hasten.optimizations import catalogue
+from hasten.train.guards.non_finite import NonFinitePolicy
+from hasten.train.run import RunOptions, train
+
+JOBS = {"text": (800, 1300), "loader": (2000, 3200)}
+"""Job -> step of the fault, and steps in all: about 40 windows before the fault, and 25 after it."""
+COUNT = 2
+"""Runs with each fault. There are twice as many without one."""
+MOST_S = 1800.0
+"""Seconds that a run may take."""
+EXPECTED = {
+    "sleep_15": ("slower", "data_wait"),
+    "sleep_50": ("slower", "data_wait"),
+    "neighbour": ("slower", "data_wait"),
+    "leak": ("memory_growth",),
+    "worker": ("worker_died",),
+    "nan": ("loss_not_finite",),
+    "spike": ("loss_spike",),
+    "hang": ("stalled",),
+    "recompiles": ("recompiles",),
+}
+"""Fault -> rules of which one must fire."""
+
+
+def main(arguments: list[str]) -> None:
+    """Run the benchmark from the command line. Continues where an interrupted run of the same code stopped."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks alerts", description=__doc__)
+    parser.add_argument("--count", type=int, default=COUNT, help="runs with each fault")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--steps", type=int, nargs=2, metavar=("FAULT", "ALL"), help="step of the fault, and steps in all")
+    parser.add_argument("--replay", action="store_true", help="judge the recorded windows again, without new runs")
+    asked = parser.parse_args(arguments)
+    if asked.replay:
+        rows = json.loads((RESULTS / "alerts.json").read_text(encoding="utf-8"))["runs"]
+        print(f"wrote {_write(rows)}", flush=True)
+        return
+    kept = Rows("alerts")
+    for number in range(2 * asked.count):
+        for job in asked.jobs:
+            for fault in asked.faults:
+                done = [row["number"] for row in kept.of(job) if row["fault"] == fault]
+                if number not in done and (fault == "none" or number < asked.count):
+                    row = run_once(job, fault, number, *(asked.steps or JOBS[job]))
+                    print(_line(kept.add(job, row)), flush=True)
+    path = _write([row for job in JOBS for row in kept.of(job)])
+    kept.finish()
+    print(f"wrote {path}", flush=True)
+
+
+def run_once(job: str, fault: str, number: int, at: int, end: int) -> Row:
+    """Train a job with a fault in a process of its own, and return its windows."""
+    with tempfile.TemporaryDirectory(prefix="hasten-") as name:
+        command = [sys.executable, "-m", "benchmarks.alerts", job, fault, str(at), str(end), name]
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_S, check=False)
+            ended, words = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired as error:
+            ended, words = None, str(error)
+        windows = read_windows(windows_path(Path(name)))
+    units = {name: windows[0].unit(name) for name in _metrics()} if windows else {}
+    return {
+        "job": job,
+        "fault": fault,
+        "number": number,
+        "at": at,
+        "exit_status": ended,
+        "said": words[-1000:],
+        "units": {name: unit for name, unit in units.items() if unit != "1"},
+        "windows": [_short(window) for window in windows],
+    }
+
+
+def judged(row: Row) -> Row:
+    """Replay the windows of a run through the built-in rules, and return what fired and how soon."""
+    windows = _windows(row)
+    alerts = Alerts([rule.by_guards() for rule in load_rules()[0]])
+    began = perf_counter()
+    fired = [
+        (place, alert) for place, window in enumerate(windows) for alert in alerts.judge(window) if alert.state == "firing"
+    ]
+    seconds = perf_counter() - began
+    none = row["fault"] == "none"
+    before = len(windows) if none else sum(window.to_step <= row["at"] for window in windows)
+    right = [place for place, alert in fired if place >= before and alert.rule in EXPECTED.get(row["fault"], ())]
+    return {
+        **{key: row[key] for key in ("job", "fault", "number", "exit_status")},
+        "windows": len(windows),
+        "undisturbed_windows": max(before - WARM_UP - FIRST, 0),
+        "false_alarms": [alert.rule for place, alert in fired if place < before],
+        "fired": [alert.rule for place, alert in fired if place >= before],
+        "delay_windows": right[0] - before + 1 if right else None,
+        "judged_s": seconds,
+        "cost_frac": seconds / max(sum(window.seconds for window in windows), 1e-9),
+    }
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return delays and misses by job and fault, and the rate of false alarms."""
+    results = [judged(row) for row in rows]
+    faults: dict[str, Any] = {}
+    for job, fault in dict.fromkeys((result["job"], result["fault"]) for result in results):
+        if fault == "none":
+            continue
+        same = [result for result in results if (result["job"], result["fault"]) == (job, fault)]
+        delays = [result["delay_windows"] for result in same if result["delay_windows"] is not None]
+        faults[f"{job}_{fault}"] = {
+            "runs": len(same),
+            "missed": len(same) - len(delays),
+            "delays_windows": delays,
+            "median_delay_windows": median(delays) if delays else None,
+        }
+    undisturbed = sum(result["undisturbed_windows"] for result in results)
+    false = [rule for result in results for rule in result["false_alarms"]]
+    return {
+        "faults": faults,
+        "undisturbed_windows": undisturbed,
+        "false_alarms": false,
+        "false_alarms_per_1000": 1000 * len(false) / undisturbed if undisturbed else None,
+        "median_judging_frac": median(result["cost_frac"] for result in results) if results else None,
+        "results": results,
+    }
+
+
+def _write(rows: Sequence[Row]) -> Path:
+    return record("alerts", {**summarize(rows), "runs": list(rows)}, "python -m benchmarks alerts")
+
+
+def _line(row: Row) -> str:
+    result = judged(row)
+    found = "not found" if result["delay_windows"] is None else f"found after {result['delay_windows']} windows"
+    words = "undisturbed" if row["fault"] == "none" else found
+    return (
+        f"{row['job']} {row['fault']} {row['number']}: {words}, false alarms {result['false_alarms']}, "
+        f"{result['windows']} windows, exit status {row['exit_status']}"
+    )
+
+
+def _metrics() -> set[str]:
+    """Return the metrics that rules and symptoms read, of those that a window holds as values."""
+    named = {rule.metric for rule in load_rules()[0]} | {symptom.metric for symptom in symptoms()}
+    return (named | {"loader.workers", "loader.workers_alive"}) - {"", "step", "share.data"}
+
+
+def _short(window: Window) -> dict[str, Any]:
+    """Return what rules read of a window, as plain data."""
+    line, metrics = window.to_dict(), _metrics()
+    values = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in line["values"].items()
+        if name in metrics
+    }
+    marks = [mark for mark in line["marks"] if mark["words"]]
+    return {**line, "values": values, "marks": marks}
+
+
+def _windows(row: Row) -> list[Window]:
+    start = Start(run=f"{row['job']}-{row['fault']}-{row['number']}", units=row["units"])
+    return [Window.from_dict(line, start) for line in row["windows"]]
+
+
+def train_disturbed(job: str, fault: str, at: int, end: int, out: Path) -> None:
+    """Train a job with a fault in this process."""
+    kind = type(load_job(str(ROOT / "examples" / "text.py") + ":TextJob")) if job == "text" else LoaderBoundJob
+    disturbs = Fault(fault, at)
+    workers = {"loader_workers": {"num_workers": 2}} if fault == "worker" else {}
+    options = RunOptions(observe=follow_loop(out), non_finite=NonFinitePolicy(policy="skip"))
+    try:
+        train(faulty(kind, disturbs), Plan.from_dict(workers, catalogue()), out, max_updates=end, options=options)
+    finally:
+        disturbs.end()
+
+
+if __name__ == "__main__":
+    try:
+        train_disturbed(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    except HastenError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,65 @@
+"""The benchmark of alerts: its faults, and how recorded windows are judged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import hasten
+from benchmarks.alerts import EXPECTED, judged, summarize
+from benchmarks.jobs.faulty import FAULTS, Fault, LoaderBoundJob, faulty
+from hasten.monitor.alerts.rule import load_rules
+from tests.monitor.test_alerts import window
+
+
+def row(fault: str, factor: float, *, at: int = 600, slow_before: int = 0) -> dict[str, Any]:
+    """Return a run of 40 windows whose steps take longer from window 30 on."""
+
+    def step_s(number: int) -> float:
+        return 0.1 * (factor if number >= 30 or 15 <= number < 15 + slow_before else 1.0)
+
+    windows = [window(number, step_s(number)).to_dict() for number in range(40)]
+    return {"job": "text", "fault": fault, "number": 0, "at": at, "exit_status": 0, "units": {}, "windows": windows}
+
+
+def test_delays_misses_and_false_alarms_are_counted() -> None:
+    found = judged(row("sleep_15", 1.15))
+    assert (found["delay_windows"], found["false_alarms"], found["undisturbed_windows"]) == (3, [], 20)
+    assert judged(row("sleep_15", 1.02))["delay_windows"] is None
+    assert judged(row("none", 1.2, slow_before=5))["false_alarms"] == ["slower", "slower"]
+    result = summarize([row("sleep_15", 1.15), row("sleep_15", 1.02), row("none", 1.2)])
+    assert result["faults"]["text_sleep_15"]["missed"] == 1
+    assert result["faults"]["text_sleep_15"]["median_delay_windows"] == 3
+    assert result["undisturbed_windows"] == 20 + 20 + 30
+    assert result["false_alarms_per_1000"] == pytest.approx(1000 / 70)
+
+
+def test_every_fault_has_rules_that_must_find_it() -> None:
+    rules = {rule.name for rule in load_rules()[0]}
+    assert set(EXPECTED) == set(FAULTS) - {"none"}
+    assert all(rules >= set(expected) for expected in EXPECTED.values())
+
+
+def test_a_fault_disturbs_only_from_its_step_on() -> None:
+    fault = Fault("nan", 1)
+    job = faulty(LoaderBoundJob, fault)
+    model, data = job.model(), job.train_data()
+    batch = [torch.stack([data[0][0]] * 2), torch.tensor([0, 1])]
+    with torch.no_grad():
+        losses = [float(job.loss(model, batch)) for _ in range(3)]  # type: ignore[arg-type]
+    assert [math.isnan(loss) for loss in losses] == [False, True, False]
+    slow = Fault("sleep_50", 2)
+    slept: Any = slow.data([1, 2])
+    delays = []
+    for _ in range(3):
+        slow.on_step(batch_size=2)
+        delays.append(slept.seconds.value > 0.0)
+    assert delays == [False, False, True]
+    spiked = Fault("spike", 0)
+    spiked.on_step(1)
+    loss = spiked.loss(hasten.Loss(torch.tensor(1.0), 2))
+    assert isinstance(loss, hasten.Loss)
+    assert float(loss.total) == 41.0
