@@ -85,8 +85,8 @@ def of_script(command: tuple[str, ...], json: Path | None, seconds: float) -> No
         json: Where to write the profile.
         seconds: Approximate length of each measured run.
     """
+    from hasten.script.entry.command import check_command
     from hasten.script.watch.profile import Study, failure_words, profile_script
-    from hasten.tune.scripts.subject import check_command
 
     check_command(command)
     with stdout_to_stderr(where=json == STDOUT):

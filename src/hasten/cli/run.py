@@ -8,7 +8,7 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,7 @@ from hasten.cli.say import RanksOption, errors, loading_shown, refuse_of_a_scrip
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hasten.core.job import Job
     from hasten.core.plan import Plan
@@ -268,39 +268,38 @@ def say_result(result: Result, out: Path) -> None:
         say(f"Stopped by {result.stopped_by.name}. Run the same command with --resume to continue.")
 
 
-def warn_if_outdated(plan: Plan, target: str) -> None:
-    """Warn if the plan was proved on another machine or with another version of torch."""
-    from hasten.core.machine import read_machine
-    from hasten.core.validity import changed_since_proof
-
-    if plan.names and (changes := changed_since_proof(plan, read_machine())):
-        say_error(f"this plan was proved elsewhere: {changes}. Its gain may not hold here. Tune again: hasten tune {target}")
-
-
 def run_script(command: tuple[str, ...], path: Path | None) -> None:
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
-    If batches may have differed from those of the script alone, a script that succeeded exits with `STALE`.
+    If batches may have differed from those of the script alone, a script that succeeded exits with `STALE`. Without a plan,
+    the script replaces this process. This process does not load torch unless the plan may need environment variables: the
+    script's process loads it anyway, and checks the plan then.
     """
-    from hasten.core.optimization import joined_environment, required_environment
-    from hasten.core.plan import Plan
-    from hasten.optimizations import catalogue
-    from hasten.script.entry.launch import exit_like, run_under
-    from hasten.script.plan.reach import beyond
-    from hasten.tune.scripts.subject import check_command
+    from hasten.script.entry.command import check_command
 
     check_command(command)
-    plan = Plan.load(path, catalogue()) if path else Plan()
-    if missing := beyond(plan):
-        words = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        raise PlanError(f"{path} has techniques that cannot be applied to a script: {words}. Remove them from the plan.")
-    warn_if_outdated(plan, shlex.join(command[:2] if command[0] == "-m" else command[:1]))
-    environment = joined_environment(required_environment(plan.optimizations), os.environ)
-    done = run_under(command, plan.to_dict(), env=environment)
+    if path is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the user's own command
+    from hasten.core.plan_file import read_plan_text, read_tables
+    from hasten.optimizations import may_set_environment
+    from hasten.script.entry.launch import exit_like, run_under
+
+    tables = read_tables(read_plan_text(path), where=str(path))
+    names: dict[str, Any] = tables.get("optimizations", {})
+    environment: Mapping[str, str] = os.environ
+    if any(map(may_set_environment, names)):
+        environment = environment_under(path, names)
+    target = shlex.join(command[:2] if command[0] == "-m" else command[:1])
+    more = {"where": str(path), "target": target, "proved": tables.get("proved", {})}
+    done = run_under(command, names, env=environment, **more)
+    if done.refused:
+        raise PlanError(done.refused)
     for rank, why in done.failures.items():
         say_error(f"rank {rank} ran without the plan, or without parts of it:\n{why}")
     for rank, report in done.ranks.items():
-        for name in plan.names:
+        for name in names:
             if name not in report["applied"]:
                 why = report["failures"].get(name, "the script has no place where it applies")
                 how = "stopped" if name in report["stopped"] else "ran without"
@@ -310,6 +309,16 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
                 f"rank {rank}: THIS RUN MAY DIFFER FROM THE SCRIPT ALONE: {report['stale']}. "
                 f"Train again without {' and '.join(report['stopped'])}."
             )
-    if plan.names and not done.ranks and not done.failures:
+    if names and not done.ranks and not done.failures:
         say_error("the plan was not applied: the script never loaded torch, or ended before its first optimizer step")
     exit_like(done.code or (STALE if any(report["stale"] for report in done.ranks.values()) else 0))
+
+
+def environment_under(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the environment that a plan needs. Raises PlanError if it is not valid."""
+    from hasten.core.optimization import joined_environment, required_environment
+    from hasten.core.plan import Plan
+    from hasten.optimizations import catalogue_of
+
+    plan = Plan.load(path, catalogue_of(names))
+    return joined_environment(required_environment(plan.optimizations), os.environ)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -34,8 +33,7 @@ from hasten.core.card import Trait
 from hasten.core.errors import PlanError
 from hasten.core.files import write_atomically
 from hasten.core.optimization import Optimization, clash, ordered
-
-SCHEMA = 1
+from hasten.core.plan_file import SCHEMA, read_plan_text, read_tables
 
 Catalogue = Mapping[str, type[Optimization]]
 
@@ -126,40 +124,14 @@ class Plan:
     @classmethod
     def from_toml(cls, text: str, catalogue: Catalogue, *, where: str = "plan") -> Plan:
         """Read a plan. Raises PlanError that names the file and the wrong key."""
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise PlanError(
-                f"{where} is not valid TOML: {error}. Fix the file, or create a new plan with `hasten tune`."
-            ) from error
-        for key in data:
-            if key not in ("schema", "target", "optimizations", "proved"):
-                raise PlanError(
-                    f"{where}: unknown key `{key}`; a plan has schema, target, [optimizations.NAME] and [proved]."
-                )
-        if data.get("schema") != SCHEMA:
-            raise PlanError(
-                f"{where}: key `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. "
-                f"Create a new plan with `hasten tune`."
-            )
-        for key, kind in (("target", str), ("optimizations", dict), ("proved", dict)):
-            if key in data and not isinstance(data[key], kind):
-                raise PlanError(
-                    f"{where}: key `{key}` must be a {'table' if kind is dict else 'string'}, not {data[key]!r}."
-                )
+        data = read_tables(text, where=where)
         read = cls.from_dict(data.get("optimizations", {}), catalogue, where=where)
         return cls(optimizations=read.optimizations, target=data.get("target", ""), proved=data.get("proved", {}))
 
     @classmethod
     def load(cls, path: Path, catalogue: Catalogue) -> Plan:
         """Read a plan file. Raises PlanError if it is missing or invalid."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(
-                f"Cannot read the plan {path}: {error}. Create one with `hasten tune TARGET --out DIR`."
-            ) from error
-        return cls.from_toml(text, catalogue, where=str(path))
+        return cls.from_toml(read_plan_text(path), catalogue, where=str(path))
 
     def save(self, path: Path) -> None:
         """Write the plan to a file, atomically."""

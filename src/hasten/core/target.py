@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import importlib.util
@@ -39,26 +38,6 @@ def load_job(target: str) -> Job:
     job = kind()
     check_job(job)
     return job
-
-
-def jobs_in(path: Path) -> list[str]:
-    """Return the names of the jobs that a file defines, found in its source: classes derived from `Job`.
-
-    Empty if the file runs its own training loop (it calls `backward`), or cannot be parsed.
-    """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(tree)):
-        return []
-    jobs: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-            if bases & {"Job", *jobs}:
-                jobs.append(node.name)
-    return jobs
 
 
 def _load_file(path: Path, target: str) -> ModuleType:

@@ -23,6 +23,13 @@ def changed_since_proof(plan: Plan, machine: Machine) -> str:
     return f"{', '.join(gone) or 'nothing else'} then, and {', '.join(new) or 'nothing else'} now"
 
 
+def outdated_words(plan: Plan, machine: Machine, target: str) -> str:
+    """Warn that a plan was proved on another machine, or with another version of torch; "" if it was not."""
+    if changes := changed_since_proof(plan, machine):
+        return f"this plan was proved elsewhere: {changes}. Its gain may not hold here. Tune again: hasten tune {target}"
+    return ""
+
+
 def _parts(summary: str) -> list[str]:
     """Return the parts of a summary that affect timings. The memory limit of a container does not."""
     return [part for part in summary.split(", ") if part and not part.endswith(" GiB")]

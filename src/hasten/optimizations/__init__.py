@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hasten.core.card import Card
 from hasten.core.errors import PlanError
-from hasten.core.optimization import Optimization
+
+if TYPE_CHECKING:
+    from hasten.core.optimization import Optimization
 
 ENTRY_POINT_GROUP = "hasten.optimizations"
 
@@ -33,15 +36,43 @@ def catalogue() -> dict[str, type[Optimization]]:
     for module in pkgutil.iter_modules(__path__):
         if module.ispkg:  # code that optimizations share
             continue
-        content = importlib.import_module(f"{__name__}.{module.name}")
-        for item in vars(content).values():
-            if isinstance(item, type) and issubclass(item, Optimization) and item.__module__ == content.__name__:
-                kinds[item.card.name] = item
+        kinds |= _in_module(importlib.import_module(f"{__name__}.{module.name}"))
     for point, kind in load_entry_points(entry_points(group=ENTRY_POINT_GROUP)):
         if kind.card.name in kinds:
             raise PlanError(f"The entry point `{point.name}` uses the name `{kind.card.name}`, which already exists.")
         kinds[kind.card.name] = kind
     return dict(sorted(kinds.items()))
+
+
+def catalogue_of(names: Iterable[str]) -> dict[str, type[Optimization]]:
+    """Return a catalogue that contains these optimizations, if they exist, without importing the modules of all others."""
+    wanted = set(names)
+    if not all(map(_has_file, wanted)):
+        return catalogue()
+    kinds: dict[str, type[Optimization]] = {}
+    for name in sorted(wanted):
+        kinds |= _in_module(importlib.import_module(f"{__name__}.{name}"))
+    return kinds
+
+
+def may_set_environment(name: str) -> bool:
+    """Return whether an optimization may need environment variables, without importing it: its import loads torch."""
+    return not _has_file(name) or "def environment(" in (files(__name__) / f"{name}.py").read_text(encoding="utf-8")
+
+
+def _has_file(name: str) -> bool:
+    return name.isidentifier() and name != "__init__" and (files(__name__) / f"{name}.py").is_file()
+
+
+def _in_module(content: ModuleType) -> dict[str, type[Optimization]]:
+    """Return the optimizations that a module defines, by name."""
+    from hasten.core.optimization import Optimization
+
+    return {
+        item.card.name: item
+        for item in vars(content).values()
+        if isinstance(item, type) and issubclass(item, Optimization) and item.__module__ == content.__name__
+    }
 
 
 @cache
@@ -57,6 +88,8 @@ def measured() -> dict[str, Any]:
 
 def load_entry_points(points: Iterable[EntryPoint]) -> list[tuple[EntryPoint, type[Optimization]]]:
     """Load registered optimizations. Raises PlanError with the name of an invalid entry point."""
+    from hasten.core.optimization import Optimization
+
     loaded = []
     for point in points:
         try:

@@ -31,6 +31,8 @@ SITE = Path(__file__).resolve().parent / "site"
 CONFIG = "config.json"
 ELSEWHERE = "elsewhere"
 """Prefix of the marker files that training child processes create."""
+REFUSED = "refused.txt"
+"""File that says why a plan is not valid."""
 READY = "ready"
 """Prefix of the files in which loader workers write when they are ready to make their first batch."""
 ELSEWHERE_WORDS = (
@@ -119,32 +121,51 @@ class Ran:
     Attributes:
         code: Exit code of the script; negative for a signal.
         ranks: By rank: `applied` (names), `failures` (name -> why it is not applied, or no longer), `steps`, `stopped`
-        (names
-            of optimizations that had to be stopped), `stale` (why batches may have differed from the unchanged script's).
+            (names of optimizations that had to be stopped), `stale` (why batches may have differed from the unchanged
+            script's).
         failures: Errors in Hasten by rank.
+        refused: Why the script was ended before its training, because the plan is not valid; "" if it is.
     """
 
     code: int
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    refused: str = ""
 
 
-def run_under(command: Sequence[str], plan: Mapping[str, Any], *, env: Mapping[str, str]) -> Ran:
+def run_under(
+    command: Sequence[str],
+    plan: Mapping[str, Any],
+    *,
+    env: Mapping[str, str],
+    proved: Mapping[str, Any] | None = None,
+    where: str = "plan",
+    target: str = "",
+) -> Ran:
     """Run `python COMMAND` under a plan, otherwise exactly as without Hasten.
+
+    The script's own process checks the plan once it has loaded torch: this process would need seconds to load it too.
 
     Args:
         command: A script and its arguments, or `-m`, a module and its arguments.
-        plan: Settings of the optimizations, by name.
+        plan: Settings of the optimizations, by name. They need not be valid.
         env: Environment of the script, including the variables that the plan requires.
+        proved: Where the plan was proved, as in the plan file.
+        where: The plan's name in messages.
+        target: The script as an argument of `hasten tune`, for messages.
     """
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
         folder = Path(name)
-        started = entered(folder, {"module": "hasten.script.plan.session", "plan": dict(plan)}, env)
+        config = {"module": "hasten.script.plan.session", "plan": dict(plan), "proved": proved or {}}
+        config |= {"where": where, "target": target}
+        started = entered(folder, config, env)
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603
             forward(child)
             code = child.wait()
-        return Ran(code=code, ranks=_results(folder, "applied"), failures=_failures(folder))
+        refused = folder / REFUSED
+        words = refused.read_text(encoding="utf-8") if refused.exists() else ""
+        return Ran(code=code, ranks=_results(folder, "applied"), failures=_failures(folder), refused=words)
 
 
 @contextmanager
@@ -179,7 +200,7 @@ def entered(folder: Path, config: Mapping[str, Any], before: Mapping[str, str]) 
         before: The environment without Hasten.
     """
     pythonpath = before.get("PYTHONPATH")
-    (folder / CONFIG).write_text(json.dumps({**config, "pythonpath": pythonpath}), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps({**config, "pythonpath": pythonpath}, default=str), encoding="utf-8")
     return {**before, **way_in(folder, pythonpath)}
 
 

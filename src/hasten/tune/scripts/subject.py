@@ -7,14 +7,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from hasten.core.errors import HastenError, TargetError
+from hasten.core.errors import HastenError
 from hasten.core.facts import Facts
 from hasten.core.job import Quality
 from hasten.core.stats import TRAINING_LOSS
-from hasten.core.target import jobs_in
 from hasten.optimizations import catalogue
 from hasten.optimizations.parts.sample_caching import disk_words, quoted_source
 from hasten.report.evidence import Candidate, Patch
+from hasten.script.entry.command import check_command
 from hasten.script.plan.live import ScriptJob
 from hasten.script.plan.reach import why_beyond
 from hasten.tune.record import Record
@@ -95,22 +95,6 @@ def _finish(record: Record, facts: Facts, script: Path) -> None:
         if patch.diff:
             (record.out / PATCH).write_bytes(patch.diff.encode("utf-8"))  # keeps the line ends of the files
         record.note(patch=Patch(written=patch.written, left=patch.left))
-
-
-def check_command(command: tuple[str, ...]) -> None:
-    """Raise an error if the command names no script.
-
-    Raises:
-        TargetError: The command is empty, or the file does not exist.
-    """
-    if not command:
-        raise TargetError("No script was named. Usage: hasten tune train.py -- ARGUMENTS")
-    if command[0] != "-m" and not Path(command[0]).is_file():
-        raise TargetError(f"There is no script {command[0]}. Name an existing file, or a module after -m.")
-    if command[0] != "-m" and (jobs := jobs_in(Path(command[0]))):
-        raise TargetError(
-            f"{command[0]} is not a training script. Found jobs: {', '.join(jobs)}. Use {command[0]}:{jobs[0]}."
-        )
 
 
 def fingerprint(command: tuple[str, ...]) -> str:
