@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_an_array_of_json(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"a": 1}', "does not start with '\\['"),
+        ('{"a": 1}', "is not one array"),
         ('[\n{"a": 1},\n{"a": ', "last record does not end; it begins in line 3"),
         ('[{"a": 1} {"a": 2}]', "contains no records"),
         ('[{"a": 1}', "the array does not end after line 1"),
@@ -178,6 +179,25 @@ def test_arrays(tmp_path: Path) -> None:
     convert(tmp_path / "b.npz", tmp_path / "t")
     assert np.array_equal(Store(tmp_path / "t").take(np.arange(700))["x"], array)
     assert Store(tmp_path / "t").take([699])["y"].tolist() == [699]
+
+
+def test_what_follows_an_array_is_not_lost_silently(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.save(file, np.arange(4))
+        np.save(file, np.arange(5))
+    with pytest.raises(DataError, match="contains other data after its array"):
+        convert(tmp_path / "a.npy", tmp_path / "s")
+    np.savez(tmp_path / "b.npz", x=np.arange(3), scale=np.array(2.0))
+    with pytest.raises(DataError, match=r"its array 'scale' contains float64 with 0 dimensions.*--columns"):
+        convert(tmp_path / "b.npz", tmp_path / "s")
+    with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
+        archive.writestr("notes.txt", "text")
+    made = convert(tmp_path / "b.npz", tmp_path / "s", columns=["x"])
+    assert (made.remarks, all_rows(tmp_path / "s")[2]) == (("skipped files in archives that are not arrays: 1",), {"x": 2})
+    with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("x.npy", archive.read("x.npy"))
+    with pytest.raises(DataError, match="several arrays of the same name"):
+        convert(tmp_path / "b.npz", tmp_path / "t", columns=["x"])
 
 
 def test_arrays_of_different_rows_are_refused(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def write(path: Path, header: str, row: str, count: int = 300, encoding: str = "
         (["9007199254740993", "1.5"], "string"),
         (["1" * 30, "1"], "string"),
         (["1e400", "1"], "string"),
+        (["1e-400", "1"], "string"),
+        (["0." + "0" * 330 + "1", "1"], "string"),
+        (["12345678901234567.89", "1.5"], "string"),
+        (["1.000000000000000056e-01", "1.000000000000000000e+17", "12345678901234568.000"], "double"),
         (["00123", "1"], "string"),
         (["0x10", "1"], "string"),
         (["+49", "1"], "string"),
@@ -69,6 +73,25 @@ def test_a_late_value_of_another_type_is_quarantined(tmp_path: Path, monkeypatch
     assert [row["id"] for row in good] == [number for number in range(300) if number != 200]
     assert [(one.position, one.reason) for one in bad] == [("row 202", "field 'id' is not of type int64")]
     assert bad[0].record == f'"{odd}","text"'.encode()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [(("1.234", "567", "12.345.678"), "string"), (("1.234", "0.5"), "double"), (("1.234", "1.25"), "double")],
+)
+def test_points_that_may_separate_thousands_are_kept(tmp_path: Path, values: tuple[str, ...], kind: str) -> None:
+    for delimiter, expected in ((";", kind), (",", "string" if values[-1].count(".") > 1 else "double")):
+        rows = "".join(f"a{delimiter}{value}\n" for value in values)
+        (tmp_path / "a.csv").write_text(f"name{delimiter}amount\n{rows}")
+        schema, _, _ = read(Csv, tmp_path / "a.csv")
+        assert str(schema.field("amount").type) == expected
+
+
+def test_a_single_column_of_sentences_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text\n", "some words N\n")
+    assert read(Csv, path)[1][7] == {"text": "some words 7"}
+    path = write(tmp_path / "b.csv", "some text\n", "word N\n")
+    assert read(Csv, path, delimiter=",")[1][7] == {"some text": "word 7"}
 
 
 def test_unsigned_integers_and_leading_zeros_are_kept(tmp_path: Path) -> None:
@@ -126,6 +149,12 @@ def test_rows_that_are_not_utf_8_are_quarantined_if_it_is_named(tmp_path: Path) 
         ('a,b\n1,"x"\n\n2,"never\n3,x\n', {}, "the quote that opens in line 4 does not close"),
         ('a,b\n1,"never\n2,"x"\n', {}, "text follows the closing quote of the field that begins in line 2"),
         ("a,b\n1,x\n2,x\ry\n", {}, "line 3 contains a carriage return outside of quotes"),
+        ("id x y\n1 0.5 a\n2 0.5 b\n", {}, "3 columns, separated by spaces"),
+        ("id  x  y\n1   0.5 a\n", {}, "3 columns, separated by spaces"),
+        ("id:x\n1:2\n", {}, "2 columns, separated by colons"),
+        ("id\x01x\n1\x012\n", {}, "(--delimiter '\\x01')"),
+        ("sep=;\nid;x\n1;2\n", {}, "the first row is `sep=`"),
+        ("# by me, today\nid,x\n" + "1,2\n" * 200, {}, "the first row looks like a comment"),
         ('a,b\n1,"x"y\n', {}, "text follows the closing quote of the field that begins in line 2"),
     ],
 )

@@ -36,10 +36,15 @@ def write_lines(path: Path, values: Iterable[str]) -> Path:
         ("true", "1", "bool", "field 'x' is not of type bool"),
         ("0.5", "9007199254740993", "double", "field 'x' is not of type double"),
         ("0.5", "1e400", "double", "a number is too large"),
+        ("0.5", "1e-400", "double", "a number is too small"),
+        ("[0.5, 0.0]", "[0.5, -1E-400]", "list<item: double>", "a number is too small"),
+        ("0.5", "0." + "0" * 330 + "1", "double", "a number is too small"),
+        ("0.5", "12345678901234567.89", "double", "more digits than a float"),
+        ("1", "9007199254740993.0", "int64", "more digits than a float"),
         ("[1]", "[1, 2.5]", "list<item: int64>", "field 'x' is not of type list"),
         ('{"a": 1}', '{"a": 1, "b": 2}', "struct<a: int64>", "field 'x' is not of type struct"),
         ('{"a": 1}', '{"a": 1, "a": 2}', "struct<a: int64>", "a key occurs twice"),
-        ('"a"', '"\\ud83d"', "string", "field 'x' is not of type string"),
+        ('"a"', '"\\ud83d"', "string", "field 'x' contains half of a surrogate pair"),
         ('"a"', "1", "string", "field 'x' is not of type string"),
         pytest.param("1", "[" * 100_000 + "]" * 100_000, "int64", "nested too deeply", id="deep"),
         pytest.param("1", "1" * 5_000, "int64", "more than 40 digits", id="digits"),
@@ -52,6 +57,28 @@ def test_a_late_value_of_another_type_is_quarantined(tmp_path: Path, common: str
     assert rows == [{"x": json.loads(common)}] * 2_501
     assert reason in bad[0].reason
     assert len(bad) == 1
+
+
+def test_null_is_not_a_record(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", ["1"] * 300)
+    path.write_bytes(path.read_bytes() + b" null\r\n")
+    _, rows, bad = read(Jsonl, path)
+    assert rows == [{"x": 1}] * 300
+    assert [one.reason for one in bad] == ["not a record {...} but a NoneType"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ('{"x": "é"}\n'.encode("latin-1"), "invalid UTF-8.*set --encoding"),
+        (b'{"x": 1},\n{"x": 2},\n', "2 x invalid JSON: Extra data"),
+        (b"[1, 2]\n", "not a record {...} but a list"),
+    ],
+)
+def test_a_file_without_records_says_why(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=words):
+        read(Jsonl, tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(

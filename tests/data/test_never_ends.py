@@ -111,7 +111,7 @@ def among_good_files(folder: Path, ending: str, data: bytes | Callable[[Path], N
         (".csv", "x,y\n1,é\n".encode("latin-1"), "is not UTF-8"),
         (".csv", b'x,y\n1,"open\n', "quote that opens in line 2"),
         (".jsonl", "{}".encode("utf-16-le") * 40, "looks like UTF-16"),
-        (".json", b"", "does not start with"),
+        (".json", b"", "is not one array"),
         (".json", ONE_AND_A_HALF, "last record does not end"),
         (".json", b"[" * 100_000, "last record does not end"),
         (".npy", b"", "is not a NumPy array"),

@@ -64,7 +64,7 @@ def new(
         str | None,
         typer.Option(
             help="What a row of the label files holds, if that is not clear. detection: box, box-score, polygon, pose. "
-            "ocr: box, quad, quad-script, quad-score, quad-difficult, polygon."
+            "ocr: box, box-size, quad, quad-script, quad-score, quad-difficult, polygon."
         ),
     ] = None,
     encoding: Annotated[

@@ -21,6 +21,10 @@ from hasten.data.convert.refusals import broken, no_records
 MAX_FIELD_BYTES = 2**24
 """Size of a quoted field above which its closing quote is taken to be missing."""
 _DELIMITERS = (",", "\t", ";", "|")
+_OTHERS = {" ": "spaces", ":": "colons", "^": "carets", "~": "tildes", "\x01": "characters of code 1"}
+"""Delimiters that are common in text too, so that they must be chosen."""
+_MOST = 0.9
+"""Share of rows that must have equally many fields."""
 _SNIFFED_ROWS = 200
 _QUOTED = re.compile(rb'"[^"]*+(?:""[^"]*+)*+"(?!")')
 _RETURN = re.compile(rb"\r(?!\n)")
@@ -109,11 +113,23 @@ def _sniffed(path: str, text: str, *, is_whole: bool) -> str:
         if counts and counts[0] > 1:
             shares[delimiter] = counts.count(counts[0]) / len(counts)
     if not shares:  # one column
+        _refuse_other(path, text.splitlines()[:_SNIFFED_ROWS])
         return "\t" if path.lower().endswith(".tsv") else ","
     best = [delimiter for delimiter, share in shares.items() if share == max(shares.values())]
     if len(best) > 1:
         raise DataError(f"{path} can be split at {' or '.join(map(repr, best))}: choose one (--delimiter).")
     return best[0]
+
+
+def _refuse_other(path: str, lines: list[str]) -> None:
+    """Refuse a file that seems to have several columns, separated by something that is not detected."""
+    for delimiter, words in _OTHERS.items():
+        counts = [len(line.split(None if delimiter == " " else delimiter)) for line in lines if line.strip()]
+        if len(counts) > 1 and counts[0] > 1 and counts.count(counts[0]) >= _MOST * len(counts):
+            raise DataError(
+                f"{path} seems to have {counts[0]} columns, separated by {words}. If there is a single one between two "
+                f"columns, choose it (--delimiter {delimiter!r}). If there is one column, choose --delimiter ','."
+            )
 
 
 def _rows(text: str, delimiter: str, *, is_whole: bool) -> list[list[str]]:
@@ -132,6 +148,8 @@ def _rows(text: str, delimiter: str, *, is_whole: bool) -> list[list[str]]:
 
 def _names(path: str, row: list[str]) -> tuple[str, ...]:
     names = [*row]
+    if names[0].lower() == "sep=":
+        raise broken(path, "the first row is `sep=`, which only Excel understands", "remove that row")
     if len(names) > 1 and not names[0] and "index" not in names:
         names[0] = "index"  # as pandas writes the index of a table
     empty = [number for number, name in enumerate(names, 1) if not name.strip()]

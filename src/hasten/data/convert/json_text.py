@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
+from hasten.data.convert.exact import exact_float
 from hasten.data.convert.reasons import reason_of
 from hasten.data.convert.typing import record_of
 
@@ -22,7 +22,7 @@ def parsed(line: bytes) -> dict[str, Any] | str:
     try:
         return record_of(loads(line))
     except json.JSONDecodeError as error:
-        return f"invalid JSON: {error.msg} at character {error.pos} of the record"
+        return f"invalid JSON: {error.msg.removesuffix(' at')} at character {error.pos} of the record"
     except UnicodeDecodeError as error:
         return f"invalid UTF-8: {error.reason} at byte {error.start} of the record"
     except ValueError as error:
@@ -55,17 +55,10 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError("a number is too large for a float")
-    return value
-
-
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"an integer has more than {_MAX_DIGITS} digits")
     return int(text)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=_finite, parse_int=_integer)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_float=exact_float, parse_int=_integer)

@@ -36,6 +36,6 @@ def check_rate(done: Collection[Converted], num_units: int, max_bad_frac: float,
         if count > max(max_bad_frac * whole, 1 if max_bad_frac and whole > 1 else 0):
             raise DataError(
                 f"{count:,} of {whole:,} {what} are bad, more than {max_bad_frac:.2%}: {reasons}. {where} lists them. "
-                f"Fix them, set the columns or the format if they were guessed wrong, or allow more of them (--max-bad). "
-                f"Nothing was published."
+                f"Fix them, set the columns, the format or the encoding if they were guessed wrong, or allow more of them "
+                f"(--max-bad). Nothing was published."
             )

@@ -6,12 +6,12 @@ written the way that type is written, so only surrounding spaces and the spellin
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from hasten.data.convert.exact import exact_float
 
 MISSING = pa.array(
     ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL", "NaN",
@@ -28,18 +28,29 @@ _WRITTEN: dict[pa.DataType, str] = {
     pa.timestamp("ns"): r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?",
 }
 """How values of a type are written. The first type that fits most values is chosen."""
-_DOUBTFUL = r"^-?[0-9]{16,}$|[eE][+-]?[0-9]{3,}$|[0-9]{300,}"
-"""Numbers that may be too large, or rounded."""
+_DOUBTFUL = r"^-?[0-9]{16,}|[eE][+-]?[0-9]{3,}$|[0-9]{300,}"
+"""Numbers that may be too large, too small, or rounded."""
 _LEADING_ZERO = r"^-?0[0-9]"
+_THOUSANDS = r"^-?[1-9][0-9]{0,2}(\.[0-9]{3})+$"
 _MAJORITY_FRAC = 0.99
 """Minimum share of values that fit a type for the others to be treated as errors. Otherwise the column is text."""
 
 
-def type_of_texts(texts: pa.Array) -> pa.DataType:
-    """Choose the type of a column from some of its values, [values]."""
+def type_of_texts(texts: pa.Array, *, is_point_doubtful: bool = False) -> pa.DataType:
+    """Choose the type of a column from some of its values.
+
+    Args:
+        texts: The values.
+        is_point_doubtful: Whether a point may separate thousands, as where a comma separates decimals. If it may do so in
+            all values that have one, they stay text.
+    """
     given = pc.drop_null(_present(texts))
     if not len(given) or pc.any(pc.match_substring_regex(given, _LEADING_ZERO)).as_py():
         return pa.string()
+    if is_point_doubtful:
+        pointed = given.filter(pc.match_substring(given, "."))
+        if len(pointed) and pc.all(pc.match_substring_regex(pointed, _THOUSANDS)).as_py():
+            return pa.string()
     fitting = {kind: pc.sum(_fits(given, kind)).as_py() for kind in _WRITTEN}
     kind = max(fitting, key=lambda kind: fitting[kind])
     return kind if fitting[kind] >= _MAJORITY_FRAC * len(given) else pa.string()
@@ -89,8 +100,11 @@ def _is_exact(text: str, kind: pa.DataType) -> bool:
         low, high = (0, 2**64 - 1) if kind == pa.uint64() else (-(2**63), 2**63 - 1)
         return len(text) < 21 and low <= int(text) <= high
     if pa.types.is_floating(kind):
-        value = float(text)
-        return math.isfinite(value) and (not re.fullmatch(r"-?[0-9]+", text) or int(value) == int(text))
+        try:
+            exact_float(text)
+        except ValueError:
+            return False
+        return True
     return _casts(pa.array([text]), kind)
 
 

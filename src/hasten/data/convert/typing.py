@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data.convert.contract import Bad, Choices
-from hasten.data.convert.reasons import reason_of
-from hasten.data.convert.refusals import needed_types
+from hasten.data.convert.reasons import in_words, reason_of, tallied
+from hasten.data.convert.refusals import needed_types, no_records
 
 Found: TypeAlias = tuple[str, dict[str, Any] | str, Any]
 """One item of a source: its position in words, its record or the reason it has none, and its raw form."""
@@ -54,6 +54,28 @@ def types_of(records: Sequence[dict[str, Any]], choices: Choices) -> pa.Schema:
 def record_of(value: Any) -> dict[str, Any] | str:
     """Return a value if it is a record, or the reason why it is not."""
     return value if isinstance(value, dict) else f"not a record {{...}} but a {type(value).__name__}"
+
+
+def records_of(path: str, found: Iterable[dict[str, Any] | str], wanted: str) -> list[dict[str, Any]]:
+    """Return the records among some, of which the others are reasons why they cannot be read.
+
+    Raises:
+        BrokenFileError: There are none; says what is wanted instead, and the commonest reasons.
+    """
+    records, reasons = list[dict[str, Any]](), list[tuple[str, int]]()
+    for one in found:
+        if isinstance(one, str):
+            reasons.append((one, 1))
+        else:
+            records.append(one)
+    if not records:
+        hint = (
+            "; if it is not UTF-8, set --encoding"
+            if any(reason.startswith("invalid UTF-8") for reason, _ in reasons)
+            else ""
+        )
+        raise no_records(path, f"{wanted} ({in_words(tallied(reasons))}{hint})" if reasons else wanted)
+    return records
 
 
 def read_records(
@@ -141,6 +163,8 @@ def _misfit(record: dict[str, Any], schema: pa.Schema, checks: Mapping[str, Call
     for name, fits in checks.items():
         value = record.get(name)
         if value is not None and not fits(value):
+            if isinstance(value, str) and pa.types.is_string(schema.field(name).type):
+                return f"field {name!r} contains half of a surrogate pair, which is not text"
             return f"field {name!r} is not of type {schema.field(name).type}"
     return ""
 

@@ -50,21 +50,24 @@ class Csv(Reader):
     def schema(cls, units: Sequence[Unit], choices: Choices) -> pa.Schema | None:
         """Infer types from the first rows of some files."""
 
-        def load(unit: Unit) -> tuple[str, pa.Table]:
+        def load(unit: Unit) -> tuple[str, str, pa.Table]:
             dialect = dialect_of(unit.path, choices)
             missing = [name for name in choices.columns if name not in dialect.names]
             if missing:
                 raise no_such_column(unit.path, missing[0], list(dialect.names))
             batches = _by_python(unit.path, dialect, dialect.names, lambda _: "skip")
-            return unit.path, pa.Table.from_batches(list(islice(batches, 1)), _binary(dialect.names))
+            return unit.path, dialect.delimiter, pa.Table.from_batches(list(islice(batches, 1)), _binary(dialect.names))
 
-        paths, samples = zip(*sampled(units, load), strict=True)
+        paths, delimiters, samples = zip(*sampled(units, load), strict=True)
         names = samples[0].column_names
         for path, table in zip(paths, samples, strict=True):
             _check_names(path, table.column_names, names)
         table = pa.concat_tables([table.select(names) for table in samples])
-        types = {name: type_of_texts(_texts(table.column(name).combine_chunks())[0]) for name in names}
-        _check_header(paths[0], types)
+        types = {
+            name: type_of_texts(_texts(table.column(name).combine_chunks())[0], is_point_doubtful=";" in delimiters)
+            for name in names
+        }
+        _check_header(paths[0], types, samples[0])
         return pa.schema([pa.field(name, types[name]) for name in choices.columns or names])
 
     @classmethod
@@ -182,9 +185,13 @@ def _check_names(path: str, names: Sequence[str], wanted: Sequence[str], *, othe
         raise DataError(f"{path} has a column {more[0]!r} that other files lack: convert them to separate stores.")
 
 
-def _check_header(path: str, types: dict[str, pa.DataType]) -> None:
-    """Refuse a first row that is written like the values below it, unless its numbers count up, such as years."""
+def _check_header(path: str, types: dict[str, pa.DataType], table: pa.Table) -> None:
+    """Refuse a first row that is a comment, or is written like the values below it, unless it counts up, such as years."""
     typed = [name for name, kind in types.items() if not pa.types.is_string(kind)]
+    below = {name: _texts(table.column(name).slice(0, 1).combine_chunks())[0] for name in typed}
+    is_comment = typed and table.column_names[0].startswith("#")
+    if is_comment and all(converted(below[name], types[name])[1] for name in typed):
+        raise broken(path, "the first row looks like a comment, and the second like names", "remove the first row")
     numbers = [int(name) for name in typed if re.fullmatch("[0-9]{1,18}", name)]
     counts_up = len(numbers) == len(typed) and numbers == sorted(set(numbers))
     if not typed or any(converted(pa.array([name]), types[name])[1] for name in typed):

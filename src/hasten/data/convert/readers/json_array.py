@@ -15,8 +15,8 @@ from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampl
 from hasten.data.convert.encoding import encoding_of, utf8_chunks
 from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
 from hasten.data.convert.listing import has_files
-from hasten.data.convert.refusals import broken, no_records
-from hasten.data.convert.typing import read_records, types_of
+from hasten.data.convert.refusals import broken
+from hasten.data.convert.typing import read_records, records_of, types_of
 
 ENDINGS = (".json",)
 _INFERRED_RECORDS = 2048
@@ -50,10 +50,7 @@ class JsonArray(Reader):
 
         def load(unit: Unit) -> list[dict[str, Any]]:
             texts = islice(_records(unit.path, choices), _INFERRED_RECORDS)
-            records = [record for text in texts if isinstance(record := parsed(text), dict)]
-            if not records:
-                raise no_records(unit.path, "the file must have the form [{...}, {...}, ...]")
-            return records
+            return records_of(unit.path, map(parsed, texts), "the file must have the form [{...}, {...}, ...]")
 
         return types_of(list(chain.from_iterable(sampled(units, load))), choices)
 
@@ -74,7 +71,9 @@ def _records(path: str, choices: Choices) -> Iterator[bytes]:
     chunks = utf8_chunks(path, encoding_of(path, choices.encoding, is_checked=False))
     text = next(chunks, b"")
     if not text.lstrip().startswith(b"["):
-        raise BrokenFileError(path, "does not start with '[': files with one record per line need the suffix .jsonl.")
+        raise BrokenFileError(
+            path, "is not one array [{...}, {...}, ...]: a file with one record per line needs the suffix .jsonl."
+        )
     start = at = text.index(b"[") + 1
     line, depth, is_first = 1, 1, True
     while depth:

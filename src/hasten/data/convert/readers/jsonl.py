@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -17,8 +17,8 @@ from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampl
 from hasten.data.convert.encoding import UTF_8, encoding_of, utf8_chunks
 from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
 from hasten.data.convert.listing import has_files
-from hasten.data.convert.refusals import broken, needed_types, no_records
-from hasten.data.convert.typing import tables_of, types_of
+from hasten.data.convert.refusals import broken, needed_types
+from hasten.data.convert.typing import records_of, tables_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
 UNIT_BYTES = 32 * 2**20
@@ -27,8 +27,12 @@ _BLOCK_BYTES = 4 * 2**20
 _INFERRED_RECORDS = 2_000
 """Number of records, from several units, that types are inferred from."""
 _INFERRED_UNITS = 4
-_LONG_INTEGER = re.compile(rb"(?<![.\d])\d{16,}(?![.\deE])")
-"""Integers that a float may not represent exactly."""
+_LONG = re.compile(rb"(?<![.\d])\d{16}")
+"""Numbers that a float may round to another whole number."""
+_TINY = re.compile(rb"e-\d{3}|E-\d{3}|0000\d{296}")
+"""Numbers that a float may round to zero."""
+_SIGNS = (b"e-", b"E-", b"0" * 300)
+"""Text without which there are no such numbers; it is found faster."""
 
 
 class Jsonl(Reader):
@@ -63,10 +67,7 @@ class Jsonl(Reader):
 
         def load(unit: Unit) -> list[dict[str, Any]]:
             lines = islice(_lines(unit, choices), wanted)
-            records = [record for _, line in lines if isinstance(record := parsed(line), dict)]
-            if not records:
-                raise no_records(unit.path, "each line must be one record, {...}")
-            return records
+            return records_of(unit.path, map(parsed, (line for _, line in lines)), "each line must be one record, {...}")
 
         return types_of(list(chain.from_iterable(sampled(units, load, _INFERRED_UNITS))), choices)
 
@@ -143,10 +144,13 @@ def _read_block(path: str, lines: list[tuple[str, bytes]], schema: pa.Schema, ch
 def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choices) -> pa.Table | None:
     """Parse lines with Arrow; None if a record is bad, or if Arrow could change a value without an error.
 
-    Arrow does not validate UTF-8, rounds large integers to floats, and with fewer columns drops unknown keys of structs.
+    Arrow does not validate UTF-8, rounds large and tiny numbers, reads `null` as a record of nulls, and with fewer columns
+    drops unknown keys of structs.
     """
     block = b"".join(line for _, line in lines)
     if len(block) > MAX_RECORD_BYTES or not all(_is_exact(kind, structs=not choices.columns) for kind in schema.types):
+        return None
+    if not all(line.lstrip().startswith(b"{") for _, line in lines):
         return None
     try:
         block.decode("utf-8")
@@ -161,8 +165,11 @@ def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choice
         return None
     if table.num_rows != len(lines):
         return None
-    rounded = _LONG_INTEGER.search(block) and any(_has_large_floats(column.combine_chunks()) for column in table.columns)
-    return None if rounded else table
+    columns = [column.combine_chunks() for column in table.columns]
+    is_rounded = (_has_floats(columns, _are_large) and _LONG.search(block)) or (
+        _has_floats(columns, _are_zero) and any(sign in block for sign in _SIGNS) and _TINY.search(block)
+    )
+    return None if is_rounded else table
 
 
 def _is_exact(kind: pa.DataType, *, structs: bool) -> bool:
@@ -175,9 +182,23 @@ def _is_exact(kind: pa.DataType, *, structs: bool) -> bool:
     return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind) or types.is_string(kind))
 
 
-def _has_large_floats(array: pa.Array) -> bool:
-    if pa.types.is_floating(array.type):
-        return bool(pc.any(pc.greater_equal(pc.abs(array), 2.0**53)).as_py())
-    if pa.types.is_list(array.type):
-        return _has_large_floats(array.flatten())
-    return pa.types.is_struct(array.type) and any(map(_has_large_floats, array.flatten()))
+def _has_floats(arrays: Sequence[pa.Array], are_such: Callable[[pa.Array], pa.Array]) -> bool:
+    """Return True if the arrays contain such floats, also in lists and structs."""
+    for array in arrays:
+        if pa.types.is_floating(array.type):
+            found = bool(pc.any(are_such(array)).as_py())
+        else:
+            is_nested = pa.types.is_list(array.type) or pa.types.is_struct(array.type)
+            inner = array.flatten() if is_nested else []
+            found = _has_floats([inner] if pa.types.is_list(array.type) else inner, are_such)
+        if found:
+            return True
+    return False
+
+
+def _are_large(floats: pa.Array) -> pa.Array:
+    return pc.greater_equal(pc.abs(floats), 2.0**53)
+
+
+def _are_zero(floats: pa.Array) -> pa.Array:
+    return pc.equal(floats, 0.0)

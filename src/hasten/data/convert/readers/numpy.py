@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hasten.core.errors import BrokenFileError, DataError
-from hasten.data.convert.contract import MAX_FILE_BYTES, Bad, Choices, Reader, Rows, Unit, units_of
+from hasten.data.convert.contract import MAX_FILE_BYTES, Choices, Note, Reader, ReadPart, Unit, units_of
 from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import truncated
 
@@ -54,7 +54,7 @@ class Numpy(Reader):
         return units_of(path, ENDINGS, parts)
 
     @classmethod
-    def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
+    def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
         """Return the rows of one or several arrays."""
         if unit.path.lower().endswith(".npz"):
             yield from _archive(unit.path, choices)
@@ -71,21 +71,29 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     except (ValueError, EOFError, OSError) as error:
         raise BrokenFileError(str(path), f"is not a NumPy array of plain numbers: {_reason(error)}.") from error
     _check(array.dtype, array.ndim, str(path))
+    if path.stat().st_size > array.offset + array.nbytes:  # type: ignore[attr-defined]  # a memmap
+        raise BrokenFileError(
+            str(path), "contains other data after its array, perhaps a second one: save each in its own file."
+        )
     return array
 
 
-def _archive(path: str, choices: Choices) -> Iterator[Rows]:
+def _archive(path: str, choices: Choices) -> Iterator[ReadPart]:
     """Return all arrays of an `.npz` file together, a few rows at a time."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
+            if len(set(names)) < len(names):
+                raise BrokenFileError(path, "contains several arrays of the same name: save it again.")
             wanted = [name for name in names if not choices.columns or name.removesuffix(".npy") in choices.columns]
             if not names:
                 raise BrokenFileError(path, "contains no arrays.")
             if not wanted:
                 raise DataError(f"{path} contains the arrays {', '.join(names)}, none of which was requested.")
             files = {name.removesuffix(".npy"): archive.open(name) for name in wanted}
-            parts = {name: _Rows(file, f"{path}, {name}") for name, file in files.items()}
+            parts = {name: _part(file, path, name) for name, file in files.items()}
+            if others := len(archive.namelist()) - len(names):
+                yield Note("skipped files in archives that are not arrays", others)
             lengths = {name: part.num_rows for name, part in parts.items()}
             if len(set(lengths.values())) > 1:
                 raise BrokenFileError(
@@ -98,6 +106,14 @@ def _archive(path: str, choices: Choices) -> Iterator[Rows]:
                 yield {name: part.read(min(rows, part.num_rows - start)) for name, part in parts.items()}
     except (zipfile.BadZipFile, OSError, EOFError) as error:
         raise BrokenFileError(path, f"is not a NumPy archive: {_reason(error)}.") from error
+
+
+def _part(file: IO[bytes], path: str, name: str) -> _Rows:
+    try:
+        return _Rows(file, path)
+    except BrokenFileError as error:
+        what = error.reason.removeprefix("the file ").rstrip(".")
+        raise BrokenFileError(path, f": its array {name!r} {what}. Select other arrays (--columns).") from error
 
 
 class _Rows:
