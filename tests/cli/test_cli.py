@@ -83,8 +83,8 @@ VERBS: dict[str, set[str]] = {
     "checkpoints verify": {"run"},
     "checkpoints export": {"run", "file", "--update", "--best"},
     "runs list": {"folder", "--json"},
-    "runs show": {"run", "--json"},
-    "runs compare": {"runs", "--json"},
+    "runs show": {"run", "--html", "--plots", "--json"},
+    "runs compare": {"runs", "--html", "--plots", "--json"},
     "runs export": {"run", "file"},
     "runs clean": {"folder", "--keep-best", "--older-than", "--everything", "--yes", "--json"},
     "data convert": {
@@ -281,7 +281,7 @@ def test_names_of_techniques_and_runs_are_completed(tmp_path: Path, monkeypatch:
     ],
 )
 def test_json_takes_a_file_or_standard_output(words: list[str], given: list[str]) -> None:
-    assert with_destination(words) == given
+    assert with_destination(words, {"--json"}) == given
 
 
 def test_json_goes_where_it_is_asked_to(tmp_path: Path) -> None:

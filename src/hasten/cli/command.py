@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +17,8 @@ from hasten.cli.say import voice
 from hasten.core.errors import HastenError
 
 HELP = {"help_option_names": ["-h", "--help"]}
-JSON = "--json"
+OPTIONAL_FILE = "[FILE]"
+"""The metavar of an option whose file may be left out; it then gets `-`."""
 
 
 def _set_quiet(value: bool) -> None:
@@ -56,11 +57,13 @@ def common_options() -> list[Any]:
     return list(typer.main.get_command(app).params)
 
 
-JsonOption = Annotated[Path | None, typer.Option(JSON, metavar="[FILE]", help="Write JSON to FILE; without FILE, print it.")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar=OPTIONAL_FILE, help="Write JSON to FILE; without FILE, print it.")
+]
 
 
 class Verb(TyperCommand):
-    """A verb with the common options. `--json` takes an optional file."""
+    """A verb with the common options. `--json` and others take an optional file."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -70,7 +73,7 @@ class Verb(TyperCommand):
         """Parse the command line, and explain an option of a script that stands before `--`."""
         given = list(args)
         try:
-            return super().parse_args(ctx, with_destination(args) if JSON in self._options() else args)
+            return super().parse_args(ctx, with_destination(args, self._with_optional_file()))
         except Exception as error:
             option = getattr(error, "option_name", None)
             script = next((word for word in given if word.endswith(".py")), None)
@@ -83,19 +86,19 @@ class Verb(TyperCommand):
                 f"{option} is not an option of {ctx.command_path}. Options of the script follow `--`: {command}"
             ) from error
 
-    def _options(self) -> set[str]:
-        return {name for item in self.params for name in item.opts}
+    def _with_optional_file(self) -> set[str]:
+        return {name for item in self.params if item.metavar == OPTIONAL_FILE for name in item.opts}
 
 
-def with_destination(words: Sequence[str]) -> list[str]:
-    """Return the command line with `-` after a `--json` that names no file."""
+def with_destination(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return the command line with `-` after each of these options that names no file."""
     given: list[str] = []
     for position, word in enumerate(words):
         if word == "--":
             return [*given, *words[position:]]
         given.append(word)
         following = words[position + 1 : position + 2]
-        if word == JSON and (not following or (following[0].startswith("-") and following[0] != "-")):
+        if word in options and (not following or (following[0].startswith("-") and following[0] != "-")):
             given.append("-")
     return given
 

@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hasten.cli.command import JsonOption, Verbs, run_names
+from hasten.cli.command import OPTIONAL_FILE, JsonOption, Verbs, run_names
 from hasten.cli.say import STDOUT, give_json, say
 from hasten.core.errors import HastenError, MachineError
 from hasten.report.words import bytes_words
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hasten.report.runs import RunFacts
     from hasten.train.records.clean import Leftovers
 
 runs = Verbs(help="List, show and compare runs, and remove what they no longer need.")
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of the run, as given to --out.", autocompletion=run_names)]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder to search for runs, itself included.")]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar=OPTIONAL_FILE, help="Write one offline page to FILE; without FILE, NAME.html."),
+]
+PlotsOption = Annotated[
+    Path | None,
+    typer.Option("--plots", metavar="DIR", help="Write each plot of that page as SVG and PNG; needs Chromium or Chrome."),
+]
 HERE = Path()
 
 
@@ -37,27 +48,22 @@ def list_(folder: FolderArgument = HERE, json: JsonOption = None) -> None:
 
 
 @runs.command()
-def show(run: RunArgument, json: JsonOption = None) -> None:
-    """Show a run on one page: state, settings, losses, held-out results and checkpoints."""
-    from hasten.cli.runs_tables import show_run
-    from hasten.train.checkpoints.folder import CheckpointFolder
-    from hasten.train.records.reports import count_incidents, read_reports
-    from hasten.train.records.runs import open_run, summary
+def show(run: RunArgument, html: HtmlOption = None, plots: PlotsOption = None, json: JsonOption = None) -> None:
+    """Show a run on one page: state, settings, losses, held-out results and checkpoints.
 
-    opened = open_run(run)
+    With --html, write the page for a browser, with phases over time, memory, alerts and metrics of the machine.
+    """
+    from hasten.cli.runs_page import gather, open_any, page_of
+    from hasten.cli.runs_tables import show_run
+    from hasten.train.records.reports import read_reports
+
+    opened = open_any(run)
+    if html is not None or plots is not None:
+        _write([gather(opened)], html, plots, None)
+        if json is None:
+            return
     reports = read_reports(run)
-    page: dict[str, Any] = {
-        **summary(opened, now_s=time()),
-        "record": dict(opened.record),
-        "plan": dict(opened.plan),
-        "last": reports[-1] if reports else {},
-        "phases": next((row["phases"] for row in reversed(reports) if row.get("phases")), {}),
-        "held_out_by_epoch": [
-            {key: row[key] for key in ("update", "epoch", "held_out")} for row in reports if row.get("held_out")
-        ],
-        "incidents": count_incidents(run),
-        "checkpoints": CheckpointFolder(run).describe(),
-    }
+    page = page_of(opened, reports)
     if give_json(json, page):
         return
     show_run(page, reports)
@@ -66,19 +72,42 @@ def show(run: RunArgument, json: JsonOption = None) -> None:
 @runs.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of two or more runs.", autocompletion=run_names)],
+    html: HtmlOption = None,
+    plots: PlotsOption = None,
     json: JsonOption = None,
 ) -> None:
     """Compare runs: settings that differ, held-out results at equal updates, speed. Single runs prove nothing."""
-    from hasten.cli.runs_tables import show_comparison
+    from hasten.cli.runs_page import gather, open_any
+    from hasten.cli.runs_tables import short_names, show_comparison
     from hasten.train.records.compare import compare_runs
-    from hasten.train.records.runs import open_run
 
     if len(runs) < 2:
         raise HastenError("runs compare needs the folders of two or more runs: `hasten runs list` lists them.")
-    found = compare_runs([open_run(run) for run in runs])
+    opened = [open_any(run) for run in runs]
+    found = compare_runs(opened)
+    if html is not None or plots is not None:
+        _write([gather(run, name) for run, name in zip(opened, short_names(found["runs"]), strict=True)], html, plots, found)
+        if json is None:
+            return
     if give_json(json, found):
         return
     show_comparison(found)
+
+
+def _write(runs: Sequence[RunFacts], html: Path | None, plots: Path | None, comparison: Mapping[str, Any] | None) -> None:
+    """Write the page and the plots that were asked for, and say where they are."""
+    from hasten.report.page import write_page
+    from hasten.report.pictures import save_plots
+    from hasten.report.runs import render_runs
+
+    page = render_runs(runs, comparison)
+    if html is not None:
+        name = runs[0].name if len(runs) == 1 else "runs"
+        path = Path(f"{name}.html") if html == STDOUT else html
+        write_page(page, path, "--html")
+        say(f"Wrote {path}.")
+    if plots is not None:
+        say(f"Wrote {len(save_plots(page, plots))} pictures to {plots}.")
 
 
 @runs.command()

@@ -57,7 +57,7 @@ def show_run(page: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> N
     console.print()
     table = _table("", "")
     table.show_header = False
-    for name, words in _facts(page):
+    for name, words in facts(page):
         table.add_row(Text(name, "dim"), Text(words, overflow="fold"))
     console.print(table)
     losses = [loss for row in reports if (loss := finite(row.get("loss"))) is not None]
@@ -71,7 +71,7 @@ def show_run(page: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> N
 
 def show_comparison(found: Mapping[str, Any]) -> None:
     """Print runs side by side."""
-    names = _short_names(found["runs"])
+    names = short_names(found["runs"])
     if found["differences"]:
         table = _table("differs", *names)
         for row in found["differences"]:
@@ -115,7 +115,7 @@ def age_words(seconds: float) -> str:
     return seconds_words(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} days"
 
 
-def _facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield the facts of the record and of the last report as names and values, without unknown ones."""
     parts = page["record"].get("parts", [])
     part, last = parts[-1] if parts else {}, page["last"]
@@ -241,7 +241,7 @@ def _short(path: Path, folder: Path) -> str:
     return str(inside) if inside.parts else str(path)
 
 
-def _short_names(paths: Sequence[str]) -> list[str]:
+def short_names(paths: Sequence[str]) -> list[str]:
     """Return short names that differ: the last part of each path, or whole paths if two are equal."""
     names = [Path(path).name or path for path in paths]
     return names if len(set(names)) == len(names) else list(paths)

@@ -114,15 +114,15 @@ class Window:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any], start: Start) -> Window:
-        """Read a line of the file. Raises KeyError, TypeError or ValueError if it is not a window."""
+        """Read a line of the file. Raises AttributeError, KeyError, TypeError or ValueError if it is not a window."""
         return cls(
             start=start,
             number=line["number"],
-            from_step=line["from_step"],
-            to_step=line["to_step"],
-            at=line["at"],
-            seconds=line["seconds"],
-            phases=line["phases"],
+            from_step=int(line["from_step"]),
+            to_step=int(line["to_step"]),
+            at=float(line["at"]),
+            seconds=float(line["seconds"]),
+            phases={name: float(seconds) for name, seconds in line["phases"].items()},
             values={name: float(value) for name, value in line["values"].items()},
             marks=tuple(Mark(**mark) for mark in line["marks"]),
         )

@@ -16,7 +16,7 @@
     let drawn = 0;
     for (const [name, figure] of Object.entries(figures)) {
       const place = document.getElementById("plot-" + name);
-      if (!place) continue;
+      if (!place || place.closest("details:not([open])")) continue; // a folded plot has no width yet
       try {
         const { data, layout } = dress(figure);
         if (place.clientWidth < 520) {
@@ -43,6 +43,7 @@
     root.dataset.plots = String(drawn);
   };
   draw();
+  for (const folded of document.querySelectorAll("details")) folded.addEventListener("toggle", () => { if (folded.open && folded.querySelector(".plot")) draw(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   window.addEventListener("beforeprint", () => {
     root.classList.add("printing");
@@ -63,6 +64,32 @@
         button.textContent = "Selected: press Ctrl+C";
       }
       setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
+  const picture = (name, format) => {
+    const { data, layout } = dress(figures[name]);
+    const shown = { ...layout, paper_bgcolor: colour("$card"), margin: { ...layout.margin, l: 60, t: 40 }, title: { text: "" } };
+    return Plotly.toImage({ data, layout: shown }, { format, width: 900, height: Math.max(layout.height, 300) });
+  };
+  for (const button of document.querySelectorAll("button.save")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const { plot, format } = button.dataset;
+      const link = document.createElement("a");
+      link.href = await picture(plot, format);
+      link.download = plot + "." + format;
+      link.click();
+    });
+  }
+  if (location.hash === "#pictures") { // `--plots` reads them from the document
+    const wanted = Object.keys(figures).flatMap((name) => ["svg", "png"].map((format) => picture(name, format).then((url) => [name, format, url])));
+    Promise.all(wanted).then((pictures) => {
+      const told = document.createElement("script");
+      told.type = "application/json";
+      told.id = "pictures";
+      told.textContent = JSON.stringify(pictures).replaceAll("<", "\\u003c");
+      document.body.append(told);
     });
   }
 })();
