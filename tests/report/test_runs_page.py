@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hasten.cli.main import app
 from hasten.cli.runs_page import NO_WINDOWS, alert_spans, gather, open_any
 from hasten.core.errors import HastenError, MachineError
-from hasten.report.pictures import save_plots
+from hasten.report.images import save_plots
 from hasten.report.runs import MOST_POINTS, RunFacts, Track, render_runs, run_plots, thinned
 from tests.monitor.test_alerts import ALERT
 from tests.monitor.test_watch import PLAN, write_run
@@ -99,10 +99,14 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 def test_a_run_without_windows_shows_its_reports(tmp_path: Path) -> None:
     folder = trained(tmp_path / "old")
     assert not (folder / "windows.jsonl").exists()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([*lines, *lines[-2:], '{"update": null}\n']))  # resumed, and damaged
     run = gather(open_any(folder))
     plots: Any = run_plots([run])
-    assert plots["loss"]["data"][0]["x"][-1] == 12
-    assert plots["held-out-loss"]["data"][0]["x"] == [6, 12]
+    steps = plots["loss"]["data"][0]["x"]
+    assert steps[-1] == 12
+    assert steps == sorted(set(steps))
+    assert set(plots["held-out-loss"]["data"][0]["x"]) == {6, 12}
     assert NO_WINDOWS in run.notes
     assert "windows.jsonl" in render_runs([run])
 

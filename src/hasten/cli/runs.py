@@ -97,7 +97,7 @@ def compare(
 def _write(runs: Sequence[RunFacts], html: Path | None, plots: Path | None, comparison: Mapping[str, Any] | None) -> None:
     """Write the page and the plots that were asked for, and say where they are."""
     from hasten.report.page import write_page
-    from hasten.report.pictures import save_plots
+    from hasten.report.images import save_plots
     from hasten.report.runs import render_runs
 
     page = render_runs(runs, comparison)
@@ -107,7 +107,7 @@ def _write(runs: Sequence[RunFacts], html: Path | None, plots: Path | None, comp
         write_page(page, path, "--html")
         say(f"Wrote {path}.")
     if plots is not None:
-        say(f"Wrote {len(save_plots(page, plots))} pictures to {plots}.")
+        say(f"Wrote {len(save_plots(page, plots))} images to {plots}.")
 
 
 @runs.command()

@@ -125,11 +125,17 @@ def _row(window: Window) -> dict[str, float]:
 
 def _rows(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield reports as if they were windows, for runs without windows."""
-    before: Mapping[str, Any] = {"update": 0, "seconds": 0.0}
+    kept: list[Mapping[str, Any]] = []
     for report in reports:
+        if (update := finite(report["update"])) is not None:
+            while kept and kept[-1]["update"] >= update:  # a resumed run repeats updates
+                kept.pop()
+            kept.append(report)
+    before: Mapping[str, Any] = {"update": 0, "seconds": 0.0}
+    for report in kept:
         steps = report["update"] - before["update"]
         spent, earlier = finite(report.get("seconds")), finite(before.get("seconds"))
-        step = None if spent is None or earlier is None or steps <= 0 else max(spent - earlier, 0.0) / steps
+        step = None if spent is None or earlier is None or not steps else max(spent - earlier, 0.0) / steps
         row = {
             LOSS.name: finite(report.get("loss")),
             SAMPLES.name: finite(report.get("samples_per_s")),

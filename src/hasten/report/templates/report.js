@@ -82,13 +82,13 @@
       link.click();
     });
   }
-  if (location.hash === "#pictures") { // `--plots` reads them from the document
+  if (location.hash === "#images") { // `--plots` reads them from the document
     const wanted = Object.keys(figures).flatMap((name) => ["svg", "png"].map((format) => picture(name, format).then((url) => [name, format, url])));
-    Promise.all(wanted).then((pictures) => {
+    Promise.all(wanted).then((images) => {
       const told = document.createElement("script");
       told.type = "application/json";
-      told.id = "pictures";
-      told.textContent = JSON.stringify(pictures).replaceAll("<", "\\u003c");
+      told.id = "images";
+      told.textContent = JSON.stringify(images).replaceAll("<", "\\u003c");
       document.body.append(told);
     });
   }

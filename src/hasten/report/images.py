@@ -21,7 +21,7 @@ from hasten.core.files import write_atomically
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 TIMEOUT_S = 120.0
-_PICTURES = re.compile(r'<script type="application/json" id="pictures">(.*?)</script>', re.DOTALL)
+_IMAGES = re.compile(r'<script type="application/json" id="images">(.*?)</script>', re.DOTALL)
 _UNSAFE = re.compile(r"[^\w.-]")
 
 
@@ -47,16 +47,16 @@ def save_plots(page: str, folder: Path) -> list[Path]:
         command = [
             browser, "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
             "--virtual-time-budget=60000", "--dump-dom", f"--user-data-dir={place}/profile",
-            *(["--no-sandbox"] if os.geteuid() == 0 else []), f"{path.as_uri()}#pictures",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []), f"{path.as_uri()}#images",
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)  # noqa: S603
         except (OSError, subprocess.SubprocessError) as error:
             raise MachineError(f"{browser} could not draw the plots: {error}. Save them from the page instead.") from error
-    pictures = _PICTURES.search(done.stdout)
-    if pictures is None:
+    images = _IMAGES.search(done.stdout)
+    if images is None:
         raise HastenError(f"{browser} drew no plots: the page has none, or took over {TIMEOUT_S:.0f} s.")
-    return [_save(folder, name, form, url) for name, form, url in json.loads(pictures[1])]
+    return [_save(folder, name, form, url) for name, form, url in json.loads(images[1])]
 
 
 def _save(folder: Path, name: str, form: str, url: str) -> Path:
