@@ -96,8 +96,8 @@ def compare(
 
 def _write(runs: Sequence[RunFacts], html: Path | None, plots: Path | None, comparison: Mapping[str, Any] | None) -> None:
     """Write the page and the plots that were asked for, and say where they are."""
-    from hasten.report.page import write_page
     from hasten.report.images import save_plots
+    from hasten.report.page import write_page
     from hasten.report.runs import render_runs
 
     page = render_runs(runs, comparison)
