@@ -236,6 +236,8 @@ def test_sound(tmp_path_factory: Factory, data: st.DataObject, kind: str, rate: 
     subtype = data.draw(
         st.sampled_from([name for name in SUBTYPES if soundfile.check_format(kind, name) and (kind, name) != ODD])
     )
+    if kind == "FLAC" and rate > 65_535:
+        rate -= rate % 10  # libFLAC writes no others
     frames = data.draw(st.integers(1, 50))
     bits = SUBTYPES[subtype]
     integers = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
