@@ -34,7 +34,7 @@ def test_the_bottleneck_is_named_and_nothing_is_left(tmp_path: Path, which: str,
     assert found["bottleneck"]["name"] == name
     assert found["bottleneck"]["words"].split(".")[0] in done.stdout
     assert sum(found["phases"].values()) == pytest.approx(1.0)
-    assert {"input", "compute", "validation", "checkpoint"} <= set(found["ceilings"])
+    assert {"input", "validation", "checkpoint"} <= set(found["ceilings"])
     assert not what or found["where"][0]["what"] == what
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"slow.py", "common.py", "found.json"}

@@ -19,6 +19,7 @@ from hasten.script.watch.fetch import Fetch
 from hasten.script.watch.lead_optimizer import MAX_KNOWN, STEPS_ALONE, Leader, Serials
 from hasten.script.watch.profile import ceilings, diagnose_script, logging_writes, make_profile, phase_seconds, where
 from hasten.script.watch.record import (
+    ACTING,
     BACKWARD,
     DATA,
     FETCHED,
@@ -218,7 +219,7 @@ def test_what_a_forward_pass_is_for() -> None:
     assert kind(trained, model.eval(), grad=True) == TENTATIVE
     assert kind(trained, nn.MSELoss(), grad=False, evaluating=True) == VALIDATION
     model.train()
-    assert kind(trained, model, grad=False) == FORWARD  # a generator that makes samples for its critic
+    assert kind(trained, model, grad=False) == ACTING  # what follows decides: a generator makes samples for its critic
     trained.fetched_with_grad = False
     assert kind(trained, model, grad=False) == VALIDATION
 

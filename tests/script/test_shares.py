@@ -258,3 +258,49 @@ def test_what_is_done_with_a_saved_file_is_checkpointing(tmp_path: Path, monkeyp
     assert other[OTHER] >= SLEEP_S
     assert best.exists()
     assert {"os.replace", "shutil.copyfile", "os.fsync after torch.save"} <= {what for what, _, _ in recorder.places}
+
+
+def act_and_train(*, passes: int, reads: bool, updates: int = 6) -> None:
+    """Call the model without gradients, as a rollout, a sampler or a metric does, before each update."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(updates):
+        for _ in range(passes):
+            with torch.no_grad():
+                y = model(torch.ones(1, 8))
+            if reads:
+                y.item()
+        time.sleep(SLEEP_S)
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("passes", "reads", "phase"), [(4, False, "other"), (1, True, "other"), (1, False, "forward")], ids=str
+)
+def test_acting_between_updates_is_not_the_forward_pass(passes: int, reads: bool, phase: str) -> None:
+    recorder, _ = watched(lambda: act_and_train(passes=passes, reads=reads))
+    seconds = by_phase(recorder)
+    assert seconds[phase] >= len(recorder.steps) * SLEEP_S
+    assert max(seconds, key=lambda name: seconds[name]) == phase
+    found = make_profile(report(recorder, ended=True, device="cpu", padding_frac=0.0, rank=0))
+    acted = [line for line in found["where"] if line["what"] == "without gradients"]
+    assert bool(acted) == (phase == "other")
+    if acted:
+        assert Path(acted[0]["file"]) == Path(__file__)
+        assert "without gradients on" in found["bottleneck"]["words"]
+
+
+def test_every_line_of_other_code_counts_also_inside_operators() -> None:
+    slots = [(0, OTHER), (20, FORWARD), (40, OTHER), (41, OTHER)]
+    samples = [(5 * MS, ("a.py", 1)), (6 * MS, None), (25 * MS, ("model.py", 1))]
+    found = trace_of([(0, 20), (20, 40)], slots, samples=samples, within_torch=[(6 * MS, ("b.py", 2))])
+    assert {line[0] for line in found["lines"]} == {"a.py", "b.py"}
+
+
+def test_a_ceiling_needs_a_rest() -> None:
+    recorder, _ = watched(lambda: train(lambda y: y, size=64))
+    found = make_profile(report(recorder, ended=True, device="cpu", padding_frac=0.0, rank=0))
+    assert "compute" not in found["ceilings"]
+    assert max(found["ceilings"].values()) < 100

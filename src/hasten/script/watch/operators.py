@@ -26,7 +26,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hasten.script.source_lines import FOREIGN, nearest_line
-from hasten.script.watch.record import BACKWARD, FORWARD, GAP, OPTIMIZER, OTHER, TENTATIVE, WARMUP_STEPS, Recorder
+from hasten.script.watch.record import ACTING, BACKWARD, FORWARD, GAP, OPTIMIZER, OTHER, TENTATIVE, WARMUP_STEPS, Recorder
 
 PYTHON_NS = 50_000
 """A stretch without operators that is longer than this many nanoseconds is not the call of an operator."""
@@ -56,6 +56,7 @@ GROUPS = {
     GAP: "optimizer",
     OPTIMIZER: "optimizer",
     OTHER: "other",
+    ACTING: "other",
 }
 """The phase of each slot of the recorder that is examined."""
 
@@ -73,6 +74,7 @@ class Trace:
         slots: Start in nanoseconds and slot of the recorder, in order. The last one ends the trace.
         ops: Start and end of each operator, nested ones included.
         samples: Time and line of each sample. The line is None while PyTorch's own Python code runs.
+        within_torch: Time and line of the samples taken then: the line that called PyTorch.
         call_ns: Duration of a minimal operator while it is traced.
         traced_ns: How much longer each call takes because it is traced.
         steps: Number of steps.
@@ -81,6 +83,7 @@ class Trace:
     slots: Sequence[tuple[int, int]]
     ops: Sequence[Op]
     samples: Sequence[Sample] = ()
+    within_torch: Sequence[Sample] = ()
     call_ns: float = 0.0
     traced_ns: float = 0.0
     steps: int = 1
@@ -100,7 +103,7 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
     Returns:
         `steps`; `calls`: operators in a step; `call_us`: duration of a minimal call; `python`: phase -> share of its time
         without operators; of forward and backward together, `arithmetic_frac` and `overhead_frac`; `lines`: file, line and
-        share of the time without operators.
+        share of the time without operators in other phases and of all time in `other`.
     """
     if len(trace.slots) < 2:
         return None
@@ -123,7 +126,8 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
     python_ns = sum(part.python_ns for part in passes)
     known_ns = max(sum(part.whole_ns for part in passes), 1.0)
     rest_ns = known_ns - python_ns
-    gaps = sorted(gap for part in sums.values() for gap in part.gaps)
+    others = [(began, ended) for began, ended, name, _ in _stretches(trace.slots) if name == "other"]
+    gaps = sorted(gap for name, part in sums.items() if name != "other" for gap in part.gaps)
     return {
         "steps": trace.steps,
         "calls": round(calls / max(trace.steps, 1)),
@@ -131,7 +135,7 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
         "python": {name: part.python_ns / part.whole_ns if part.whole_ns else 0.0 for name, part in sums.items()},
         "arithmetic_frac": min(calls_ns, rest_ns) / known_ns,
         "overhead_frac": max(rest_ns - calls_ns, 0.0) / known_ns,
-        "lines": _lines(trace.samples, gaps),
+        "lines": _lines([*_within(trace.samples, sorted([*gaps, *others])), *_within(trace.within_torch, others)]),
     }
 
 
@@ -220,9 +224,9 @@ def _own_frac(samples: Sequence[Sample], gaps: list[Interval]) -> float:
     return sum(line is not None for line in lines) / len(lines) if len(lines) >= LEAST_SAMPLES else 1.0
 
 
-def _lines(samples: Sequence[Sample], gaps: list[Interval]) -> list[tuple[str, int, float]]:
-    """Return the lines sampled in stretches without operators, with their share of these samples."""
-    within = Counter(line for line in _within(samples, gaps) if line is not None)
+def _lines(lines: Iterable[tuple[str, int] | None]) -> list[tuple[str, int, float]]:
+    """Return the lines that were sampled most, with their share of these samples."""
+    within = Counter(line for line in lines if line is not None)
     return [(file, line, count / within.total()) for (file, line), count in within.most_common(LINES)]
 
 
@@ -246,6 +250,7 @@ class Tracer:
         self._profiler: Any = None
         self._slots: list[tuple[int, int]] = []
         self._samples: list[Sample] = []
+        self._within_torch: list[Sample] = []
         self._first = 0
         self._over = threading.Event()
         self._switch_s = sys.getswitchinterval()
@@ -273,6 +278,7 @@ class Tracer:
                 slots=self._slots,
                 ops=[(start, end) for _, start, end in events if start < self._slots[-1][0]],
                 samples=self._samples,
+                within_torch=self._within_torch,
                 call_ns=median(minimal) if minimal else 0.0,
                 traced_ns=max(traced_s - plain_s, 0.0) * 1e9,
                 steps=steps,
@@ -316,7 +322,10 @@ class Tracer:
         while not self._over.wait(SAMPLE_S):
             frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no public name for it
             foreign = frame is None or frame.f_code.co_filename.startswith(FOREIGN)
-            self._samples.append((time.time_ns(), None if foreign else nearest_line(frame)))
+            now, line = time.time_ns(), nearest_line(frame)
+            self._samples.append((now, None if foreign else line))
+            if foreign:
+                self._within_torch.append((now, line))
             del frame  # it would keep the script's tensors
 
 

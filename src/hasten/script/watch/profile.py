@@ -13,19 +13,21 @@ from typing import Any
 from hasten.core.card import Bottleneck
 from hasten.core.errors import TrialError
 from hasten.core.facts import MOSTLY_WAITING
-from hasten.profile.diagnosis import Diagnosis, Sentence, diagnose
+from hasten.profile.diagnosis import THRESHOLDS, Diagnosis, Sentence, diagnose
 from hasten.script.entry.launch import ELSEWHERE_WORDS, Mode, Seen, Watch, run_watched
 from hasten.script.watch import padding, saves
 from hasten.script.watch.frameworks import names_of
 from hasten.script.watch.memory import steady_growth
 from hasten.script.watch.operators import moved
-from hasten.script.watch.record import CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
+from hasten.script.watch.record import ACTED, CHECKPOINT, LOGGING, VALIDATION, WARMUP_STEPS
 from hasten.script.watch.trackers import LABELS
 
 WORTH_A_RUN = 0.01
 """Share of logging from which a run without it is worthwhile."""
 WORTH_A_TRACE, MOST_TRACED_S = 0.3, 5.0
 """Share of the passes, the optimizer and the rest from which operators are traced, and the longest step that is traced."""
+LEAST_LEFT = 0.01
+"""Smallest share of the time besides the model that gives a ceiling for it. The quotient of less is measurement noise."""
 WORTH_A_LINE = 0.02
 """Share of the time from which a source line is reported."""
 LINES = 8
@@ -34,8 +36,12 @@ LINES = 8
 PYTHON = "Python"
 """What happens at a line that runs between operators."""
 PYTHON_WORDS = (
-    "{share:.0%} of the time is spent in other code, outside of PyTorch's operators and of all measured phases. The line "
-    "with the largest part of it ({part:.0%} of the time) is {file}:{line}."
+    "{share:.0%} of the time is spent in other code, outside of all measured phases. The line with the largest part of it "
+    "({part:.0%} of the time) is {file}:{line}."
+)
+ACTING_WORDS = (
+    "{share:.0%} of the time passes between training steps, from calls of the model without gradients on: it acts in an "
+    "environment, generates samples, or is evaluated. The calls begin at {file}:{line}."
 )
 OVERHEAD_WORDS = (
     "Call overhead takes {over:.0%} of the time, arithmetic inside operators {arithmetic:.0%}: a step calls {calls} "
@@ -207,7 +213,8 @@ def ceilings(real: Found, replay: Found | None, silent: Found | None, cut: Found
             saved_s = most_s if bounded else saved_s
         gains[name] = gain(min(saved_s, most_s) if bounded else saved_s)
     around_s = (seconds["data"] + seconds["validation"] + seconds["checkpoint"]) / steps
-    gains["compute"] = gain(whole_s - max(around_s, 1e-6))
+    if around_s >= LEAST_LEFT * whole_s:
+        gains["compute"] = gain(whole_s - around_s)
     return gains
 
 
@@ -320,6 +327,10 @@ def diagnose_script(
         compute = phases["forward"] + phases["backward"]
         overhead = Sentence(overhead_words(operators, compute), ("phases.forward", "phases.backward", "operators"))
         sentences.insert(0 if name is Bottleneck.COMPUTE else 1, overhead)
+    acting = next((line for line in where(real) if line["what"] == ACTED), None)
+    if acting is not None and acting["share"] >= THRESHOLDS[Bottleneck.OTHER]:
+        words = ACTING_WORDS.format(**acting)
+        sentences.insert(0 if name is Bottleneck.OTHER else len(sentences), Sentence(words, ("places",)))
     growing = steady_growth(
         [(step, used) for step, used in real.get("memory", ())], real.get("memory_limit_bytes", 0), update_s(real)
     )
@@ -367,7 +378,10 @@ def make_profile(
     phases = moved({name: value / whole for name, value in seconds.items()}, operators)
     gains = ceilings(real, replay, silent, cut)
     if operators:
-        gains["compute"] = 1.0 / max(1.0 - (phases["forward"] + phases["backward"] + phases["optimizer"]), 1e-9)
+        gains.pop("compute", None)
+        left = 1.0 - (phases["forward"] + phases["backward"] + phases["optimizer"])
+        if left >= LEAST_LEFT:
+            gains["compute"] = 1.0 / left
     others = {"input": replay, "logging": silent, "padding": cut}
     ran = [name for name, other in others.items() if other is not None and other["seconds"]]
     diagnosis = diagnose_script(real, phases, gains, ran, operators)

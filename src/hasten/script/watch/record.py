@@ -24,7 +24,13 @@ GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
 """Time whose phase the next seam decides: after backward, an evaluation with gradients, a fetched and a moved batch."""
 MAKING = 13
 """Time after a value was read. If another value is read next, the time was spent computing it."""
-NUM_SLOTS = 14
+ACTING = 14
+"""Time from a pass of the trained model without gradients on. A later pass with gradients makes a single one forward."""
+NUM_SLOTS = 15
+ACTS = 3
+"""From this number on, passes without gradients in a row are not a part of the training step, even if no value is read."""
+ACTED = "without gradients"
+"""What happens at the line of such passes."""
 _SETTLED = ((MAKING, OTHER), (GAP, OTHER), (TENTATIVE, VALIDATION), (FETCHED, DATA), (MOVED, TRANSFER))
 """Phases of undecided time at the end of a step."""
 WINDOW = 512
@@ -164,6 +170,8 @@ class Recorder:
         self.made_s = 0.0
         self.last = OTHER
         self._before_making = OTHER
+        self._acts = 0
+        self._acting_line: tuple[str, int] | None = None
         self._stack: list[int] = []
         self._mark = perf_counter()
         self._first: float | None = None
@@ -207,7 +215,8 @@ class Recorder:
         self._mark = now
         stack.append(phase)
         self.events += 1
-        if current[GAP] or current[TENTATIVE] or current[FETCHED] or current[MOVED] or current[MAKING] or self.made_s:
+        undecided = current[GAP] or current[TENTATIVE] or current[FETCHED] or current[MOVED] or current[MAKING]
+        if undecided or current[ACTING] or self.made_s:
             self._decide(phase)
         self.last = phase
         if self.on_slot is not None:
@@ -240,6 +249,18 @@ class Recorder:
             self._stack[-1] = phase
             if self.on_slot is not None:
                 self.on_slot(phase)
+
+    def count_acts(self, phase: int, find_line: Callable[[], tuple[str, int] | None]) -> None:
+        """Count the pass that began if it is one without gradients. The first one of several gives the line."""
+        if phase != ACTING:
+            return
+        self._acts += 1
+        if self._acts == 1:
+            self._acting_line = find_line()
+
+    def acted(self) -> None:
+        """Take note that a value computed without gradients was read: for an environment, a sample or a metric."""
+        self._acts = max(self._acts, ACTS)
 
     def note(self, what: str, file: str, line: int, seconds: float, times: int = 1) -> None:
         """Record the seconds spent on something at a line of the user's code."""
@@ -351,11 +372,20 @@ class Recorder:
     def settle(self) -> list[float]:
         """Assign all undecided time to phases, and return the seconds by phase since the last step."""
         current = self.current
+        self._settle_acting(OTHER)
         for slot, phase in _SETTLED:
             if current[slot]:
                 current[phase] += current[slot]
                 current[slot] = 0.0
         return current[: len(PHASES)]
+
+    def _settle_acting(self, phase: int) -> None:
+        """Assign the time without gradients to a phase."""
+        seconds, self.current[ACTING] = self.current[ACTING], 0.0
+        self.current[phase] += seconds
+        if seconds and phase == OTHER and self._acting_line is not None:
+            self.note(ACTED, *self._acting_line, seconds)
+        self._acts = 0
 
     def after_backward(self) -> None:
         """Count a backward pass. Stop if no optimizer step follows for too long, because such scripts may run for days."""
@@ -434,10 +464,12 @@ class Recorder:
         if current[GAP] and phase != BACKWARD:
             current[OPTIMIZER if phase == OPTIMIZER else OTHER] += current[GAP]
             current[GAP] = 0.0
-        if current[TENTATIVE] and phase in (BACKWARD, FORWARD, FETCHED, OPTIMIZER):
+        if current[TENTATIVE] and phase in (BACKWARD, FORWARD, FETCHED, OPTIMIZER, ACTING):
             current[FORWARD if phase == BACKWARD else VALIDATION] += current[TENTATIVE]
             current[TENTATIVE] = 0.0
-        if phase in (FORWARD, BACKWARD, OPTIMIZER, VALIDATION, TENTATIVE) and (current[FETCHED] or current[MOVED]):
+        if current[ACTING] and phase in (FORWARD, BACKWARD, OPTIMIZER):
+            self._settle_acting(FORWARD if self._acts < ACTS else OTHER)
+        if phase in (FORWARD, BACKWARD, OPTIMIZER, VALIDATION, TENTATIVE, ACTING) and (current[FETCHED] or current[MOVED]):
             evaluates = phase == VALIDATION
             current[VALIDATION if evaluates else DATA] += current[FETCHED]
             current[VALIDATION if evaluates else TRANSFER] += current[MOVED]

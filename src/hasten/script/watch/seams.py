@@ -29,6 +29,7 @@ from hasten.script.watch.frameworks import Frameworks
 from hasten.script.watch.lead_optimizer import Serials
 from hasten.script.watch.losses import Losses
 from hasten.script.watch.record import (
+    ACTING,
     BACKWARD,
     FORWARD,
     GAP,
@@ -314,7 +315,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
             nonlocal inside
             evaluating = recorder.idle == VALIDATION
             try:
-                phase = trained.kind(args[0], evaluating=evaluating)
+                phase = trained.kind(args[0], evaluating=evaluating, acting=recorder.idle == ACTING)
             except Exception:  # noqa: BLE001 - an unusual kind of module is still timed, classified without it
                 phase = VALIDATION if evaluating and not torch.is_grad_enabled() else FORWARD
                 seams.failed()
@@ -324,6 +325,7 @@ def _forward(seams: Seams, original: Callable[..., Any]) -> Callable[..., Any]:
                 seams._look(FORWARD, changed)  # noqa: SLF001 - a part of the seams
                 phase = FORWARD
             recorder.enter(phase)
+            recorder.count_acts(phase, users_line)
             try:
                 return theirs(*args, **kwargs)
             finally:
@@ -367,7 +369,9 @@ def _read(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callab
         if makes_samples():
             return original(*args, **kwargs)
         line = calling_line()
-        recorder.enter(recorder.idle if line is None or recorder.idle == VALIDATION else LOGGING)
+        if line is not None and recorder.idle == ACTING:
+            recorder.acted()
+        recorder.enter(recorder.idle if line is None or recorder.idle in {VALIDATION, ACTING} else LOGGING)
         try:
             return original(*args, **kwargs)
         finally:

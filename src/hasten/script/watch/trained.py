@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hasten.script.watch.record import FORWARD, TENTATIVE, VALIDATION
+from hasten.script.watch.record import ACTING, FORWARD, TENTATIVE, VALIDATION
 
 MAX_KNOWN = 4096
 """Limit of known modules, for scripts that create new ones at every step."""
@@ -54,20 +54,21 @@ class Trained:
         self._known[id(module)] = (weakref.ref(module), trains)
         return trains
 
-    def kind(self, module: torch.nn.Module, *, evaluating: bool) -> int:
+    def kind(self, module: torch.nn.Module, *, evaluating: bool, acting: bool = False) -> int:
         """Return the phase of a forward pass that starts now.
 
         Args:
             module: The outermost module that is called.
             evaluating: Whether an evaluation is in progress. Decides for modules without parameters, such as a loss.
+            acting: Whether the trained model was called without gradients, and nothing with gradients since.
         """
         grad = torch.is_grad_enabled()
         if self.gradientless:
             return FORWARD
         if not self.holds(module):
-            return VALIDATION if evaluating and not grad else FORWARD
+            return FORWARD if grad else VALIDATION if evaluating else ACTING if acting else FORWARD
         if module.training:
             # A generator, teacher or target network also runs without gradients; so does fetching in an evaluation loop.
-            return FORWARD if grad or self.fetched_with_grad else VALIDATION
+            return FORWARD if grad else ACTING if self.fetched_with_grad else VALIDATION
         # Layers may be frozen with `eval()` during training; whether a backward pass follows decides.
         return TENTATIVE if grad else VALIDATION
