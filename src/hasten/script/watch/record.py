@@ -25,7 +25,7 @@ GAP, TENTATIVE, FETCHED, MOVED = range(9, 13)
 MAKING = 13
 """Time after a value was read. If another value is read next, the time was spent computing it."""
 ACTING = 14
-"""Time from a pass of the trained model without gradients on. It is forward if few such passes come before one with gradients."""
+"""Time from a pass of the trained model without gradients on. What comes before one with gradients decides, see `ACTS`."""
 NUM_SLOTS = 15
 ACTS = 3
 """From this number on, passes without gradients in a row are not a part of the training step, even if no value is read."""
