@@ -152,6 +152,18 @@ def test_a_wrong_line_of_text_is_reported_and_the_others_are_kept(folder: Folder
     assert folder.findings.items[0].about.name == "a.jpg"
 
 
+@pytest.mark.parametrize(
+    ("listed", "told"), [("[dog, cat]", [("data.yaml", None, "nothing")]), ("[cat, dog]", []), ("5", [])]
+)
+def test_lists_of_other_classes_are_reported(folder: Folder, listed: str, told: list[Any]) -> None:
+    folder.image()
+    folder.label("classes.txt", "cat\ndog\n")
+    folder.label("data.yaml", f"names: {listed}\n")
+    folder.label("a.txt", "1 0.5 0.5 0.2 0.2\n")
+    assert folder.read().classes == ("cat", "dog")
+    assert folder.told == told
+
+
 def test_a_polygon_is_taken_by_its_bounding_box(folder: Folder) -> None:
     folder.image()
     folder.label("a.txt", "0 0.1 0.1 0.5 0.2 0.3 0.5\n")

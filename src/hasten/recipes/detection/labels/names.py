@@ -30,12 +30,14 @@ class Declared:
     Attributes:
         names: The class names; None if no file lists them.
         names_file: The file that lists them.
+        others: Files further away, or later by name, that list other classes, or the same in another order.
         keypoints: Number of keypoints of a row and of numbers for each, by `kpt_shape`; None if there are none.
         keypoints_file: The file that says so.
     """
 
     names: tuple[str, ...] | None = None
     names_file: Path | None = None
+    others: tuple[Path, ...] = ()
     keypoints: tuple[int, int] | None = None
     keypoints_file: Path | None = None
 
@@ -54,15 +56,27 @@ def find_declared(folder: Path, encoding: str | None = None) -> Declared:
     names: tuple[str, ...] | None = None
     names_file = keypoints_file = None
     keypoints = None
+    others: list[Path] = []
     for place in places:
         files = [place / name for name in LISTS if (place / name).is_file()]
         files += [path for path in _yaml_files(place) if path not in files]
         for path in files:
-            if names is None and (path.name in LISTS or _declares(path, "names", encoding)):
-                names, names_file = read_names(path, encoding), path
+            if path.name in LISTS or _declares(path, "names", encoding):
+                if names is None:
+                    names, names_file = read_names(path, encoding), path
+                elif _lists_others(path, names, encoding):
+                    others.append(path)
             if keypoints is None and path.suffix in _YAML and _declares(path, "kpt_shape", encoding):
                 keypoints, keypoints_file = read_keypoints(path, encoding), path
-    return Declared(names, names_file, keypoints, keypoints_file)
+    return Declared(names, names_file, tuple(others), keypoints, keypoints_file)
+
+
+def _lists_others(path: Path, names: tuple[str, ...], encoding: str | None) -> bool:
+    """Return whether a file that is not used lists other classes. A file that cannot be read lists none."""
+    try:
+        return read_names(path, encoding) != names
+    except BadFileError:
+        return False
 
 
 def _yaml_files(place: Path) -> list[Path]:

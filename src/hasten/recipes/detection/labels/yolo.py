@@ -52,7 +52,7 @@ class YoloSource:
         self._texts = _texts([files[image.stem] for image in images if image.stem in files], encoding)
         fields = (fields for text in self._texts.values() if isinstance(text, str) for _, fields in _rows(text))
         self._rows = decide(fields, folder, kind=rows, keypoints=declared.keypoints, source=declared.keypoints_file)
-        self._listed = declared.names
+        self._listed, self._declared = declared.names, declared
         self.classes: tuple[str, ...] | None = declared.names or tuple(
             str(class_number) for class_number in range(self._highest() + 1)
         )
@@ -81,7 +81,10 @@ class YoloSource:
         return labels
 
     def finish(self, findings: Findings) -> None:
-        """Report text files without an image, and images without a text file."""
+        """Report text files without an image, images without a text file, and lists of other classes."""
+        for path in self._declared.others:
+            reason = f"it lists other classes than {self._declared.names_file}, which is used: check which of them is right"
+            findings.add(path, None, reason, lost="nothing")
         stems = {image.stem for image in self._images}
         without_image(self._folder, {stem: path.name for stem, path in self._files.items()}, stems, findings)
         background = [image.name for image in self._images if image.stem not in self._files]
