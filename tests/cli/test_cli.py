@@ -28,7 +28,9 @@ from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.optimizations import catalogue
 from hasten.report.evidence import Candidate, Check, parse, save
+from hasten.report.words import nothing_learnt_words
 from hasten.tune.request import TuneRequest
+from hasten.tune.search.candidate import no_time
 from hasten.tune.session import Session
 from tests.cli.called import called
 from tests.optimizations.contract import GIB, machine
@@ -563,7 +565,12 @@ def test_details_are_printed_with_v_and_steps_are_not_with_q(capsys: pytest.Capt
     ],
 )
 def test_a_tuning_that_learnt_nothing_fails(
-    ended: str, outcomes: tuple[Any, ...], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ended: str,
+    outcomes: tuple[Any, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rungs = [Candidate(name="x", settings={}, outcome="refused", reason="it does not fit")]
     rungs += [
@@ -579,3 +586,15 @@ def test_a_tuning_that_learnt_nothing_fails(
     except typer.Exit as ending:
         ended_with = ending.exit_code
     assert ended_with == code
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("hasten: " in said) == (code == 1 and ended == "done")
+
+
+def test_a_tuning_says_why_it_tried_nothing() -> None:
+    refused = Candidate(name="x", settings={}, outcome="refused", reason="it does not fit")
+    late = replace(refused, outcome="undecided", reason=no_time(30))
+    tried = replace(refused, evidence=(Check(name="fired", passed=True, seen="1"),))
+    assert "larger --budget" in nothing_learnt_words([refused, late])
+    assert "none applies" in nothing_learnt_words([refused])
+    assert "failed" in nothing_learnt_words([late, replace(refused, outcome="failed")])
+    assert nothing_learnt_words([late, tried]) == ""

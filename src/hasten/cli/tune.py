@@ -16,6 +16,7 @@ from hasten.cli.say import (
     narrated,
     parse_duration,
     refuse_of_a_script,
+    say_error,
     script_command,
 )
 from hasten.core.errors import HastenError
@@ -87,6 +88,7 @@ def run_session(request: TuneRequest, *, every: bool = False) -> None:
     with loading_shown(request.target):
         from hasten.core.job import defaults_words
         from hasten.report import print_summary
+        from hasten.report.words import nothing_learnt_words
         from hasten.tune.scripts.subject import script_subject
         from hasten.tune.session import Session
         from hasten.tune.subject import job_subject
@@ -99,5 +101,8 @@ def run_session(request: TuneRequest, *, every: bool = False) -> None:
     print_summary(evidence, console, folder=request.out, every=every)
     if evidence.ended == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if evidence.ended == "trial failures" or not any(item.tried and item.outcome != "failed" for item in evidence.rungs):
+    if evidence.ended == "trial failures":
+        raise typer.Exit(NOTHING_LEARNT)
+    if why := nothing_learnt_words(evidence.rungs):
+        say_error(why)
         raise typer.Exit(NOTHING_LEARNT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -178,6 +178,17 @@ def outcome_line(candidate: Candidate) -> str:
     """Return the outcome, the name and the reason of a candidate on one line."""
     outcome = outcome_words(candidate)
     return f"{outcome}: {candidate.name}: {candidate.reason.removeprefix(f'{outcome}: ')}"
+
+
+def nothing_learnt_words(rungs: Sequence[Candidate]) -> str:
+    """Say why a tuning could try no technique; "" if it tried one that did not fail."""
+    if any(item.tried and item.outcome != "failed" for item in rungs):
+        return ""
+    if any(item.outcome == "failed" for item in rungs):
+        return "every technique that was tried failed, so nothing was learned. The summary has the reasons."
+    if any(item.reason.startswith("not tried") for item in rungs):
+        return "no technique could be tried: the budget is too short for a single one. Tune again with a larger --budget."
+    return "no technique could be tried, because none applies here. --all lists the reasons."
 
 
 def next_command(evidence: Evidence) -> str:

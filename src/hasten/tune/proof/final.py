@@ -76,7 +76,8 @@ class FinalProof:
         """
         plan = self.record.applied_plan()
         if not plan.optimizations:
-            self.say("no technique was kept, so there is nothing to prove")
+            if any(item.tried for item in self.record.candidates):
+                self.say("no technique was kept, so there is nothing to prove")
             return
         tuned_s = state.trial_update_s / plan.samples_factor  # per update of the job's own number of samples
         reached = self._prove_to_target(state)
