@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +40,12 @@ class WindowsFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = windows_path(folder, start.rank).open("ab")
         self._torn = self._file.tell() > 0  # an earlier part may have been killed within a line
-        self._write(start.to_dict())
+        try:
+            self._write(start.to_dict())
+        except OSError:
+            with suppress(OSError):  # what is buffered cannot be written either
+                self._file.close()
+            raise
 
     def write(self, window: Window) -> None:
         """Append a line."""

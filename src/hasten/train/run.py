@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -128,7 +129,8 @@ def train(
         try:
             return _train(job, plan, out, max_updates=max_updates, on_report=on_report, options=options, origin=origin)
         except GoesOn as without:
-            plan, options = without.plan, replace(options, resume=without.resumes)  # and the failed run is freed
+            plan, options = without.plan, replace(options, resume=without.resumes)
+        gc.collect()  # the failed run, whose loader workers hold the lock of its folder: its error refers to it in a cycle
 
 
 def _train(
@@ -185,7 +187,7 @@ def _train(
         )
         guards = Guards(mine / STACKS, incidents, lambda: loop.position, limits=options.limits)
         observer = stack.enter_context(options.observe(loop))
-        incidents.heard = observer.incident
+        stack.enter_context(incidents.heard_by(observer.incident))
         back = Rollback(loop, out, options.non_finite, incidents, log)
         drive = Trainer(
             loop,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,14 +48,20 @@ class Incidents:
     Args:
         path: The file, in an existing folder; None records nothing (ranks other than 0).
         say: Called with a message for each incident.
-
-    Attributes:
-        heard: Called with each incident, on the thread that noted it. It must be fast.
     """
 
     def __init__(self, path: Path | None, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
-        self.heard: Callable[[Incident], None] = lambda _: None
+        self._hear: Callable[[Incident], None] | None = None
+
+    @contextmanager
+    def heard_by(self, hear: Callable[[Incident], None]) -> Iterator[None]:
+        """Also call `hear` with each incident while the block runs, on the thread that noted it. It must be fast."""
+        self._hear = hear
+        try:
+            yield
+        finally:
+            self._hear = None  # it refers to the loop, which refers to this: the loop would not be freed at once
 
     def note(self, incident: Incident) -> None:
         """Report and record an incident.
@@ -63,7 +70,8 @@ class Incidents:
             MachineError: The file cannot be written.
         """
         self._say(f"update {incident.update}: {incident.text()}")
-        self.heard(incident)
+        if (hear := self._hear) is not None:
+            hear(incident)
         if self._path is None:
             return
         line = json.dumps({"at": datetime.now(UTC).isoformat(timespec="seconds"), **asdict(incident)})
