@@ -12,10 +12,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 import hasten
 from benchmarks.jobs.steady import SteadyJob
@@ -35,17 +34,24 @@ class Slept(Dataset[Any]):
     Args:
         data: The samples.
         seconds: Time that a sample takes. May be changed, also while worker processes read.
+
+    Attributes:
+        kills_worker: Set to 1 to kill the next worker process that reads a sample.
     """
 
     def __init__(self, data: Any, seconds: float) -> None:
         self._data = data
         self.seconds: Any = multiprocessing.Value("d", seconds)
+        self.kills_worker: Any = multiprocessing.Value("i", 0)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
         """Read a sample."""
+        if get_worker_info() is not None and self.kills_worker.value:
+            self.kills_worker.value = 0
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.seconds.value:
             time.sleep(self.seconds.value)
         return self._data[index]
@@ -101,9 +107,8 @@ class Fault:
         elif first and self._name == "neighbour":
             spin = [sys.executable, "-c", "while True: pass"]
             self._neighbours = [subprocess.Popen(spin) for _ in range(len(os.sched_getaffinity(0)))]
-        elif first and self._name == "worker":
-            for child in psutil.Process().children()[:1]:
-                child.send_signal(signal.SIGKILL)
+        elif first and self._name == "worker" and self._data is not None:
+            self._data.kills_worker.value = 1
         elif disturbed and self._name == "leak":
             self._leaked.append(torch.ones(LEAKED))
 

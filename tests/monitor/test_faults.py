@@ -158,6 +158,26 @@ def fired(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "updates", "at", "rules"),
+    [("sleep", 3200, 2600, {"slower", "data_wait"}), ("leak", 1200, 400, {"memory_growth"})],
+)
+def test_a_fault_of_the_job_is_an_alert_and_changes_no_weight(
+    fault: str, updates: int, at: int, rules: set[str], tmp_path: Path
+) -> None:
+    for name in ("plain", "disturbed"):
+        (tmp_path / name).mkdir()
+    done = run_disturbed(tmp_path / "disturbed", fault, updates, at=at)
+    assert done.returncode == 0, done.stderr
+    assert rules & set(fired(tmp_path / "disturbed"))
+    plain = run_disturbed(tmp_path / "plain", "", updates)
+    assert plain.returncode == 0, plain.stderr
+    assert not rules & set(fired(tmp_path / "plain"))
+    assert_same_weights(tmp_path / "disturbed" / "run", tmp_path / "plain" / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_loader_worker_was_killed_the_run_continues_without_workers(tmp_path: Path) -> None:
     for name in ("plain", "disturbed"):
         (tmp_path / name).mkdir()

@@ -93,7 +93,7 @@ class LiveAlerts:
             world: Its number of ranks.
             samples: Its number of training samples; None if unknown.
         """
-        self._folder = folder
+        self._folder, self._trains = folder, True  # a run that failed under its plan begins again
         self._hold(samples)
         self._courier = Courier(run, [AlertsFile(folder), *self._deliveries], self._say)
         self._others = [WindowsReader(windows_path(folder, rank)) for rank in range(1, world)]
