@@ -19,6 +19,8 @@ from benchmarks.goodput import PAIRS as WHOLE_PAIRS
 from benchmarks.goodput import run_goodput
 from benchmarks.groundtruth.score import main as groundtruth
 from benchmarks.honesty import run_aa, run_power
+from benchmarks.monitor_cost import TURNS as MONITOR_TURNS
+from benchmarks.monitor_cost import run_monitor_cost
 from benchmarks.own_cost import TURNS, run_own_cost
 from benchmarks.packing import run_packing
 from benchmarks.progress_cost import TURNS as PROGRESS_TURNS
@@ -39,7 +41,7 @@ from hasten.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "chaos", "checkpoints", "progress", "scaling",
+    "data", "proof", "chaos", "checkpoints", "progress", "scaling", "monitor-cost",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "50m"
 
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument(
         "--count",
         type=int,
-        help="comparisons (aa, power), turns (own-cost, progress, checkpointing, ranks), "
+        help="comparisons (aa, power), turns (own-cost, progress, monitor-cost, checkpointing, ranks), "
         "pairs (techniques, goodput, proof), rounds (rivals)",
     )
     parser.add_argument(
@@ -116,6 +118,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "progress": lambda: run_progress_cost(number or PROGRESS_TURNS),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "scaling": lambda: run_scaling(number or SCALING_ROUNDS),
+        "monitor-cost": lambda: run_monitor_cost(number or MONITOR_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import catalogue, pruning_scripts, pruning_techniques
+from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts, pruning_techniques
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
@@ -251,6 +251,8 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
     "in_scripts": catalogue.in_scripts,
+    "metrics": monitor_tables.metrics_table,
+    "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),
     "ocr": lambda found: recipes.ocr(found["recipes"]),
     "packing": _lines("packing", packing_table),
     "plan_example": plan_example,
@@ -260,6 +262,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "removed_techniques": lambda found: pruning_techniques.removed(found["pruning_techniques"]),
     "rivals": rivals,
     "search": _lines("search", search_table),
+    "sinks": monitor_tables.sinks_table,
     "summary": summary,
     "techniques": _lines("techniques", techniques_table),
     "tunings": tunings,

@@ -18,6 +18,9 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.tuning import results
+from hasten.monitor.catalogue import samplers
+from hasten.monitor.metric import units as units_of
+from hasten.monitor.sinks.prometheus import prometheus_name
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -79,6 +82,25 @@ def test_the_command_reference_names_every_option() -> None:
     text = hook("cli_reference").page()
     for words in ("## `hasten tune`", "--max-slowdown", "## `hasten runs compare`", "## `hasten data convert`"):
         assert words in text
+
+
+def test_the_dashboard_for_grafana_asks_for_metrics_that_prometheus_gets() -> None:
+    made = json.loads(hook("grafana").dashboard())
+    variables = {item["name"] for item in made["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(made["panels"])))
+    assert used <= variables
+    units = units_of({name: kind.card for name, kind in samplers().items()}) | {"phase.data": "s", "phase.sync": "s"}
+    asked = {target["expr"].partition("{")[0] for panel in made["panels"] for target in panel["targets"]}
+    assert {prometheus_name(name, unit) for name, unit in units.items()} <= asked
+    assert made["schemaVersion"] >= 36
+    places = [panel["gridPos"] for panel in made["panels"]]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    assert (
+        len({(place["x"], place["y"]) for place in places}) == len({panel["id"] for panel in made["panels"]}) == len(places)
+    )
+    for panel in made["panels"]:
+        assert panel["title"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
 def test_the_notebook_becomes_a_page_with_its_code_and_output() -> None:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(Path(__file__).parent)]
 
 import cli_reference  # noqa: E402 - found by the path above
+import grafana  # noqa: E402
 import notebook  # noqa: E402
 
 from benchmarks import catalogue, tables  # noqa: E402
@@ -35,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/cli.md": cli_reference.page(),
         "catalogue.md": catalogue.whole_page(_found),
         "quickstart-notebook.md": notebook.page(source),
+        "assets/grafana.json": grafana.dashboard(),
     }.items():
         files.append(File.generated(config, path, content=text))
     return files

@@ -70,7 +70,7 @@ def test_what_cannot_act_on_a_script_is_refused_before_it_starts(tmp_path: Path)
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(("verb", "option"), [("run", "--updates"), ("run", "--out"), ("profile", "--ranks")])
+@pytest.mark.parametrize(("verb", "option"), [("run", "--updates"), ("run", "--keep"), ("profile", "--ranks")])
 def test_an_option_for_jobs_is_refused_and_not_passed_over(tmp_path: Path, verb: str, option: str) -> None:
     done = called(verb, LOOP, option, "2", cwd=tmp_path)
     assert done.returncode == 1

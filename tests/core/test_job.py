@@ -89,6 +89,7 @@ def test_a_missing_method_is_shown_as_it_must_be_written(name: str, signature: s
         ("num_updates", 1.0, "Changed.num_updates must be None or a whole number"),
         ("clip_norm", 0.0, "Changed.clip_norm must be None or greater than 0, not 0.0"),
         ("clip_norm", float("nan"), "not nan"),
+        ("flops_per_sample", -1e9, "Changed.flops_per_sample must be None or greater than 0"),
         ("quality", 0.1, "Changed.quality must be a hasten.Quality, not float"),
     ],
 )

@@ -94,6 +94,7 @@ plans = st.builds(
     optimizations=sets.map(tuple),
     target=st.from_regex(r"[a-z_./]{0,20}(:[A-Z][a-z]*)?", fullmatch=True),
     proved=st.dictionaries(st.text(), st.text() | st.integers() | numbers | st.booleans(), max_size=4),
+    log_to=st.lists(st.text(), max_size=3).map(tuple),
 )
 
 
@@ -145,6 +146,8 @@ def test_a_plan_carries_settings_only() -> None:
         ("schema = 1\ntarget = 3", "`target` must be a string, not 3"),
         ("schema = 1\noptimizations = 3", "`optimizations` must be a table, not 3"),
         ("schema = 1\nproved = 'yes'", "`proved` must be a table"),
+        ("schema = 1\nlog_to = 'parquet'", "`log_to` must be a list of strings, not 'parquet'"),
+        ("schema = 1\nlog_to = [1]", "`log_to` must be a list of strings, not [1]"),
         ("schema = 1\n[optimizations.magic]", "unknown optimization `magic`. `hasten doctor --catalogue` lists all"),
         ("schema = 1\n[optimizations]\nworkers = 3", "`optimizations.workers` must be a table of settings, not 3"),
         ("schema = 1\n[optimizations.workers]\nnumber = 3", "no setting `number`. Its settings: count, persistent."),
@@ -224,12 +227,12 @@ def test_the_order_is_by_seam_and_after_for_any_given_order(given_order: list[Op
 
 
 def test_plus_replaces_and_minus_removes_and_both_keep_the_rest() -> None:
-    plan = Plan(optimizations=(Workers(), Cache()), target="job.py:Job", proved={"ratio": 1.5})
+    plan = Plan(optimizations=(Workers(), Cache()), target="job.py:Job", proved={"ratio": 1.5}, log_to=("parquet",))
     more = plan.plus(Workers(count=7), Compiled())
     assert more.optimizations == (Cache(), Compiled(), Workers(count=7))
     less = more.minus("cache")
     assert less.names == ("compiled", "workers")
-    assert (less.target, less.proved) == (plan.target, plan.proved)
+    assert (less.target, less.proved, less.log_to) == (plan.target, plan.proved, plan.log_to)
     assert plan.optimizations == (Cache(), Workers())
 
 

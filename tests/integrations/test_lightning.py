@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hasten
 from hasten.core.errors import HastenError, PlanError
 from hasten.core.plan import Plan
+from hasten.monitor.windows_file import read_windows, windows_path
 from hasten.optimizations.cudnn_benchmark import CudnnBenchmark
 from hasten.optimizations.fused_optimizer import FusedOptimizer
 from hasten.optimizations.microbatch import Microbatch
@@ -117,6 +118,13 @@ def test_work_around_the_steps_is_measured_separately(pl: Any, callback: Any, tm
     saves = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2)
     fit(pl, [watch, saves], tmp_path, model_of(pl, slow=slow), enable_checkpointing=True)
     assert watch.profile()["bottleneck"]["name"] == name
+
+
+def test_a_fit_has_windows(pl: Any, callback: Any, tmp_path: Path) -> None:
+    fit(pl, [callback(out=tmp_path / "run")], tmp_path)
+    windows = read_windows(windows_path(tmp_path / "run"))
+    assert windows[-1].to_step == 16
+    assert windows[-1].values["training.loss"] > 0
 
 
 def test_the_closure_of_lightning_is_not_the_optimizers_time(pl: Any, callback: Any, tmp_path: Path) -> None:

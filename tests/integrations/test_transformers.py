@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 import hasten
 from hasten.core.errors import HastenError, PlanError
 from hasten.core.plan import Plan
+from hasten.monitor.windows_file import read_windows, windows_path
 from hasten.optimizations import catalogue
 from hasten.optimizations.activation_checkpointing import ActivationCheckpointing
 from hasten.optimizations.fused_optimizer import FusedOptimizer
@@ -113,6 +114,13 @@ def test_a_training_is_profiled(hf: Any, callback: Any, tmp_path: Path) -> None:
     assert "A step takes" in watch.summary()
     train(hf, [watch], tmp_path, num_train_epochs=1)
     assert watch.profile()["steps"] == 5
+
+
+def test_a_training_has_windows(hf: Any, callback: Any, tmp_path: Path) -> None:
+    train(hf, [callback(out=tmp_path / "run")], tmp_path)
+    windows = read_windows(windows_path(tmp_path / "run"))
+    assert windows[-1].to_step == 16
+    assert windows[-1].values["training.gradient_norm"] > 0
 
 
 def test_validation_is_measured_separately(hf: Any, callback: Any, tmp_path: Path) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 
 from hasten.core.errors import DataError, HastenError, MachineError
 from hasten.core.plan import Plan
+from hasten.data.cache import CachedDataset, MemoryCache
+from hasten.monitor import catalogue
 from hasten.monitor import monitor as monitor_module
 from hasten.monitor import sampler as sampler_module
 from hasten.monitor import sink as sink_module
@@ -25,8 +30,10 @@ from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.metric import Card, Metric
 from hasten.monitor.monitor import Monitor, Pace, Progress
 from hasten.monitor.of_loop import follow_loop
+from hasten.monitor.peak import peak_of
 from hasten.monitor.sampler import Host, Samplers
 from hasten.monitor.sink import QueuedSink, SinkCard, parse_sink
+from hasten.monitor.sinks.parquet import Parquet
 from hasten.monitor.window import Mark, Start, Window
 from hasten.monitor.windows_file import WindowsFile, WindowsReader, read_windows, windows_files, windows_path
 from hasten.train.guards.non_finite import NonFinitePolicy
@@ -34,6 +41,7 @@ from hasten.train.run import RunOptions, train
 from tests.train.jobs import Plain
 from tests.train.test_non_finite import Badly
 
+ROOT = Path(__file__).parents[2]
 QUICK = Pace(steps=2, least_s=0.0, most_s=30.0, cost_frac=1e9)
 
 
@@ -414,3 +422,106 @@ def test_incidents_of_the_guards_are_marks_and_alerts_but_not_told_twice(tmp_pat
     (alert,) = [alert for alert in read_alerts(tmp_path) if alert.state == "firing"]
     assert (alert.rule, alert.words) == ("loss_not_finite", mark.words)
     assert sum("nan" in words for words in said) == 1
+
+
+def test_operations_are_known_if_the_job_says_so(tmp_path: Path) -> None:
+    class Counted(Plain):
+        flops_per_sample = 1e6
+
+    train(Counted(), Plan(), tmp_path, options=RunOptions(say=print, observe=follow_loop(tmp_path, pace=QUICK)))
+    values = [item.values for item in read_windows(windows_path(tmp_path)) if item.steps]
+    assert all(value["training.flops"] == pytest.approx(1e6 * value["training.samples"]) for value in values)
+    assert not any("training.flop_utilization" in value for value in values)  # no peak of a CPU is known
+    assert (peak_of("NVIDIA H100 PCIe"), peak_of("NVIDIA H100 80GB HBM3"), peak_of("GeForce")) == (756e12, 989e12, None)
+
+
+def test_the_hits_of_a_cache_of_the_data_layer_are_counted(tmp_path: Path) -> None:
+    class Cached(Plain):
+        def train_data(self) -> Any:
+            return CachedDataset(super().train_data(), MemoryCache(max_bytes=2**20), version="1")
+
+    train(Cached(), Plan(), tmp_path, options=RunOptions(say=print, observe=follow_loop(tmp_path, pace=QUICK)))
+    rates = [
+        item.values["cache.hit_rate"] for item in read_windows(windows_path(tmp_path)) if "cache.hit_rate" in item.values
+    ]
+    assert rates[-1] == 1.0  # the second epoch
+
+
+class Point(NamedTuple):
+    """Stands for an entry point of another package."""
+
+    name: str
+    value: str
+    kind: Any
+
+    def load(self) -> Any:
+        if self.kind is None:
+            raise ImportError("no such module")
+        return self.kind
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
+    """Register classes as other packages would."""
+
+    def register(group: str, kind: Any) -> None:
+        points = {group: [Point("theirs", "package:Kind", kind)]}
+        monkeypatch.setattr(catalogue, "entry_points", lambda group: points.get(group, []))
+        catalogue.samplers.cache_clear()
+        catalogue.sinks.cache_clear()
+
+    yield register
+    monkeypatch.undo()
+    catalogue.samplers.cache_clear()
+    catalogue.sinks.cache_clear()
+
+
+def test_samplers_and_sinks_of_other_packages_are_found(registered: Callable[[str, Any], None]) -> None:
+    registered("hasten.samplers", Fine)
+    assert catalogue.samplers()["fine.value"] is Fine
+    registered("hasten.sinks", Kept)
+    assert catalogue.sinks()["kept"] is Kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (None, "`theirs = package:Kind` of hasten.sinks cannot be loaded: ImportError: no such module"),
+        (Training, "has no `card` of type SinkCard, or no method `write`"),
+        (Parquet, "uses the name `parquet`, which already exists"),
+    ],
+)
+def test_a_class_of_another_package_that_cannot_be_used_is_named(
+    registered: Callable[[str, Any], None], kind: Any, words: str
+) -> None:
+    registered("hasten.sinks", kind)
+    with pytest.raises(HastenError, match=re.escape(words)):
+        catalogue.sinks()
+
+
+def test_a_job_runs_on_without_samplers_if_one_of_another_package_is_broken(
+    tmp_path: Path, registered: Callable[[str, Any], None]
+) -> None:
+    registered("hasten.samplers", None)
+    said: list[str] = []
+    train(
+        Plain(), Plan(), tmp_path, options=RunOptions(say=print, observe=follow_loop(tmp_path, say=said.append, pace=QUICK))
+    )
+    assert [message for message in said if "no samplers are read" in message] == said[:1]
+    assert read_windows(windows_path(tmp_path))[0].values["training.loss"] > 0
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_job_has_its_windows_with_the_time_it_waits_for_the_others(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hasten", "run", "tests/train/jobs.py:Plain", "--ranks", "2", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--log-to", "parquet"], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ranks = [read_windows(windows_path(tmp_path, rank)) for rank in (0, 1)]
+    for rank, windows in enumerate(ranks):
+        start = windows[0].start
+        assert (start.rank, start.world, start.run) == (rank, 2, ranks[0][0].start.run)
+        assert sum(item.phases.get("sync", 0.0) for item in windows) > 0
+        assert windows[-1].to_step == ranks[0][-1].to_step
+    assert {path.name for path in tmp_path.glob("*.parquet")} == {"windows.parquet", "windows-1.parquet"}

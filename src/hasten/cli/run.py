@@ -7,22 +7,26 @@ import shlex
 import signal
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from hasten.cli.following import following_of, recorded
 from hasten.cli.say import RanksOption, errors, loading_shown, refuse_of_a_script, say, say_error, script_command, voice
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from hasten.core.job import Job
     from hasten.core.plan import Plan
     from hasten.monitor.contract import Contract
+    from hasten.script.entry.launch import Ran
     from hasten.train.trainer import Result
 
+EMPTY_PLAN = "schema = 1\n"
 DEFAULT_OUT = Path("hasten-run")
 STALE = 3
 """Exit status of a script that succeeded, but may have trained on samples that it changed during the run."""
@@ -100,22 +104,19 @@ def run(
         refuse_of_a_script(
             resume=resume or resume_anyway,
             ray=ray,
-            out=out != DEFAULT_OUT,
             updates=updates is not None,
             ranks=ranks > 1,
             restarts=restarts > 0,
-            alerts=alerts is not None,
             **{
                 "checkpoint-every": checkpoint_every is not None,
                 "checkpoint-overhead": checkpoint_overhead != 0.02,
                 "keep": keep != 3,
                 "on-nan": on_nan is not OnNan.STOP,
-                "log-to": bool(log_to),
-                "alert-to": bool(alert_to),
                 "on-breach": on_breach is not OnBreach.WARN,
             },
         )
-        run_script(command, plan)
+        follow = partial(following_of, out, DEFAULT_OUT, log_to or [], alerts, alert_to or [])
+        run_script(command, plan, follow)
         return
     with loading_shown(target, is_shown=os.environ.get("RANK", "0" if ranks == 1 else "none") == "0"):
         from hasten.cli.progress import TrainingProgress
@@ -134,10 +135,10 @@ def run(
         from hasten.train.run import RunOptions, start_under, train
 
         check_ranks(ranks, restarts, checkpoint_every, ray=ray, on_breach=on_breach)
-        sinks = parse_sinks(log_to or ())
+        chosen = Plan.load(plan, catalogue()) if plan else Plan()
+        sinks = parse_sinks([*chosen.log_to, *(log_to or ())])
         become_ranks(ranks, restarts, ray=ray)
         resume = resume or resume_anyway or restarted()
-        chosen = Plan.load(plan, catalogue()) if plan else Plan()
         start_under(chosen)
         job = load_job(target)
     silent = is_member() and os.environ["RANK"] != "0"
@@ -268,34 +269,47 @@ def say_result(result: Result, out: Path) -> None:
         say(f"Stopped by {result.stopped_by.name}. Run the same command with --resume to continue.")
 
 
-def run_script(command: tuple[str, ...], path: Path | None) -> None:
+def run_script(
+    command: tuple[str, ...], path: Path | None, follow: Callable[[Sequence[str]], dict[str, Any] | None] = lambda _: None
+) -> None:
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
     If batches may have differed from those of the script alone, a script that succeeded exits with `STALE`. Without a plan,
     the script replaces this process. This process does not load torch unless the plan may need environment variables: the
     script's process loads it anyway, and checks the plan then.
     """
+    from hasten.core.plan_file import read_plan_text, read_tables
     from hasten.script.entry.command import check_command
 
     check_command(command)
-    if path is None:
+    text = EMPTY_PLAN if path is None else read_plan_text(path)
+    tables = read_tables(text, where=str(path))
+    following = follow(tables.get("log_to", ()))
+    if path is None and following is None:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - the user's own command
-    from hasten.core.plan_file import read_plan_text, read_tables
     from hasten.optimizations import may_set_environment
     from hasten.script.entry.launch import exit_like, run_under
 
-    tables = read_tables(read_plan_text(path), where=str(path))
     names: dict[str, Any] = tables.get("optimizations", {})
     environment: Mapping[str, str] = os.environ
-    if any(map(may_set_environment, names)):
+    if path is not None and any(map(may_set_environment, names)):
         environment = environment_under(path, names)
     target = shlex.join(command[:2] if command[0] == "-m" else command[:1])
     more = {"where": str(path), "target": target, "proved": tables.get("proved", {})}
-    done = run_under(command, names, env=environment, **more)
+    with recorded(following, command, names, text) as record:
+        done = run_under(command, names, env=environment, following=following, **more)
+        if record is not None:
+            record.exited(done.code)
     if done.refused:
         raise PlanError(done.refused)
+    say_how_it_ran(done, names)
+    exit_like(done.code or (STALE if any(report["stale"] for report in done.ranks.values()) else 0))
+
+
+def say_how_it_ran(done: Ran, names: Collection[str]) -> None:
+    """Report what of a plan was not applied to a script, or had to stop."""
     for rank, why in done.failures.items():
         say_error(f"rank {rank} ran without the plan, or without parts of it:\n{why}")
     for rank, report in done.ranks.items():
@@ -311,7 +325,6 @@ def run_script(command: tuple[str, ...], path: Path | None) -> None:
             )
     if names and not done.ranks and not done.failures:
         say_error("the plan was not applied: the script never loaded torch, or ended before its first optimizer step")
-    exit_like(done.code or (STALE if any(report["stale"] for report in done.ranks.values()) else 0))
 
 
 def environment_under(path: Path, names: Iterable[str]) -> dict[str, str]:

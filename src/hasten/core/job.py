@@ -240,6 +240,8 @@ class Job:
         zero_grad_to_none: Free gradients (True) or fill them with zeros (False) between updates.
         output_layer: Name of the output layer that `counted` refers to, as in `model.get_submodule`; None detects it. The
             layer must process each position independently.
+        flops_per_sample: Floating-point operations of the forward and backward pass of one sample, for the share of the
+            device's peak that a run uses; None if unknown.
         forms: Other job classes that train the same model on the same batches. `hasten tune` tries them like any technique,
             and requires that held-out quality is not worse.
     """
@@ -255,6 +257,7 @@ class Job:
     read_every: ClassVar[int] = 1
     zero_grad_to_none: ClassVar[bool] = True
     output_layer: ClassVar[str | None] = None
+    flops_per_sample: ClassVar[float | None] = None
     forms: ClassVar[tuple[type[Job], ...]] = ()
 
     # Required methods.
@@ -392,9 +395,8 @@ def check_job(job: Job) -> None:
         value = getattr(job, name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise JobError(f"{where}.{name} must be None or a whole number of at least 1, not {value!r}.")
-    clip_norm: Any = job.clip_norm
-    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
-        raise JobError(f"{where}.clip_norm must be None or greater than 0, not {job.clip_norm!r}.")
+    _check_positive(job, "clip_norm")
+    _check_positive(job, "flops_per_sample")
     _check_forms(job)
     if job.quality is not None and not isinstance(job.quality, Quality):
         raise JobError(f"{where}.quality must be a hasten.Quality, not {type(job.quality).__name__}.")
@@ -403,6 +405,12 @@ def check_job(job: Job) -> None:
             f"{where}.quality names the metric {job.quality.metric!r}, but there is no held-out data to measure it on. "
             f"Write valid_data(self), or set quality = None."
         )
+
+
+def _check_positive(job: Job, name: str) -> None:
+    value = getattr(job, name)
+    if value is not None and not (isinstance(value, int | float) and value > 0):
+        raise JobError(f"{type(job).__name__}.{name} must be None or greater than 0, not {value!r}.")
 
 
 def defaults_words(job: Job) -> str:

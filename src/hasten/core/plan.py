@@ -23,7 +23,7 @@ import math
 import shlex
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,11 +46,13 @@ class Plan:
         optimizations: The optimizations in the order they are applied.
         target: The job it was made for; empty if unknown.
         proved: Facts about the proof (machine, job fingerprint, ratio); strings and numbers only.
+        log_to: Places for metrics besides the run's folder, each `NAME[:OPTIONS]` as for `hasten run --log-to`.
     """
 
     optimizations: tuple[Optimization, ...] = ()
     target: str = ""
     proved: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    log_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for position, first in enumerate(self.optimizations):
@@ -84,12 +86,12 @@ class Plan:
         """Return this plan with more optimizations. An optimization of the same name is replaced."""
         new = {item.card.name for item in more}
         kept = tuple(item for item in self.optimizations if item.card.name not in new)
-        return Plan(optimizations=kept + more, target=self.target, proved=self.proved)
+        return replace(self, optimizations=kept + more)
 
     def minus(self, name: str) -> Plan:
         """Return this plan without the optimization called `name`."""
         kept = tuple(item for item in self.optimizations if item.card.name != name)
-        return Plan(optimizations=kept, target=self.target, proved=self.proved)
+        return replace(self, optimizations=kept)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return name -> settings as JSON-compatible data."""
@@ -111,6 +113,7 @@ class Plan:
         if self.target and path is not None:
             lines.append(f"# Train under it with: hasten run {shlex.quote(self.target)} --plan {shlex.quote(str(path))}")
         head: dict[str, Any] = {"schema": SCHEMA} | ({"target": self.target} if self.target else {})
+        head |= {"log_to": list(self.log_to)} if self.log_to else {}
         lines += ["", _toml(head)]
         if not self.optimizations:
             lines += ["# Empty: no optimization was proved to make this job faster without harm.", "[optimizations]", ""]
@@ -126,7 +129,9 @@ class Plan:
         """Read a plan. Raises PlanError that names the file and the wrong key."""
         data = read_tables(text, where=where)
         read = cls.from_dict(data.get("optimizations", {}), catalogue, where=where)
-        return cls(optimizations=read.optimizations, target=data.get("target", ""), proved=data.get("proved", {}))
+        return replace(
+            read, target=data.get("target", ""), proved=data.get("proved", {}), log_to=tuple(data.get("log_to", ()))
+        )
 
     @classmethod
     def load(cls, path: Path, catalogue: Catalogue) -> Plan:
@@ -196,6 +201,7 @@ def plan_schema(catalogue: Catalogue) -> dict[str, Any]:
             "target": {"type": "string"},
             "optimizations": {"type": "object", "properties": techniques, "additionalProperties": False},
             "proved": {"type": "object", "additionalProperties": scalar},
+            "log_to": {"type": "array", "items": {"type": "string"}},
         },
         "required": ["schema"],
         "additionalProperties": False,

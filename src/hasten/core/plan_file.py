@@ -28,8 +28,10 @@ def read_tables(text: str, *, where: str) -> dict[str, Any]:
             f"{where} is not valid TOML: {error}. Fix the file, or create a new plan with `hasten tune`."
         ) from error
     for key in data:
-        if key not in ("schema", "target", "optimizations", "proved"):
-            raise PlanError(f"{where}: unknown key `{key}`; a plan has schema, target, [optimizations.NAME] and [proved].")
+        if key not in ("schema", "target", "log_to", "optimizations", "proved"):
+            raise PlanError(
+                f"{where}: unknown key `{key}`; a plan has schema, target, log_to, [optimizations.NAME] and [proved]."
+            )
     if data.get("schema") != SCHEMA:
         raise PlanError(
             f"{where}: key `schema` is {data.get('schema')!r}; this Hasten reads schema {SCHEMA}. "
@@ -38,4 +40,7 @@ def read_tables(text: str, *, where: str) -> dict[str, Any]:
     for key, kind in (("target", str), ("optimizations", dict), ("proved", dict)):
         if key in data and not isinstance(data[key], kind):
             raise PlanError(f"{where}: key `{key}` must be a {'table' if kind is dict else 'string'}, not {data[key]!r}.")
+    log_to = data.get("log_to", [])
+    if not (isinstance(log_to, list) and all(isinstance(text, str) for text in log_to)):
+        raise PlanError(f"{where}: key `log_to` must be a list of strings, not {log_to!r}.")
     return data

@@ -41,6 +41,8 @@ class HastenCallback(WatchingCallback, *_callback_classes()):  # type: ignore[mi
             strategies) are left to it, with a warning that names the argument of the Trainer to set.
         json: Path where rank 0 writes the profile at the end.
         log: Whether to log the share of each phase to the Trainer's loggers after each training epoch, as `hasten/data`, ...
+        out: Folder for `windows.jsonl`, as for `hasten.attach`; none by default.
+        log_to: Further places for metrics, as for `hasten.attach`.
 
     Raises:
         PlanError: The plan file is missing or invalid.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hasten.core.plan import Plan
@@ -42,6 +42,8 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
             activation checkpointing) are left to it, with a warning that names the argument to set.
         json: Path where rank 0 writes the profile at the end.
         log: Whether to add the share of each phase to the Trainer's training logs, as `hasten/data`, ...
+        out: Folder for `windows.jsonl`, as for `hasten.attach`; none by default.
+        log_to: Further places for metrics, as for `hasten.attach`.
 
     Raises:
         PlanError: The plan file is missing or invalid.
@@ -53,8 +55,10 @@ class HastenCallback(WatchingCallback, TrainerCallback):  # type: ignore[misc]  
         json: str | os.PathLike[str] | None = None,
         *,
         log: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        log_to: Sequence[str] = (),
     ) -> None:
-        super().__init__(plan, json, log=log)
+        super().__init__(plan, json, log=log, out=out, log_to=log_to)
         self._patches = Patches()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:

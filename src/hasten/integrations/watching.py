@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ class Watching:
     Args:
         plan: A plan, or the path of a plan file. Optimizations that the framework implements itself are left to it.
         json: Path where the profile is written at the end.
+        out: Folder for `windows.jsonl`, as for `hasten.attach`.
+        log_to: Further places for metrics, as for `hasten.attach`.
 
     Attributes:
         plan: The complete plan; empty if none was given.
@@ -28,10 +31,16 @@ class Watching:
         PlanError: The plan file is missing or invalid.
     """
 
-    def __init__(self, plan: str | os.PathLike[str] | Plan | None, json: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        plan: str | os.PathLike[str] | Plan | None,
+        json: str | os.PathLike[str] | None,
+        out: str | os.PathLike[str] | None,
+        log_to: Sequence[str],
+    ) -> None:
         self.plan = plan if isinstance(plan, Plan) else Plan() if plan is None else Plan.load(Path(plan), catalogue())
         self.is_open = False
-        self._json = json
+        self._json, self._out, self._log_to = json, out, tuple(log_to)
         self._watched: Watched | None = None
 
     def open(self, framework: str, given: Any, *, leads: bool) -> None:
@@ -55,7 +64,7 @@ class Watching:
             if setting:
                 reason = f"hasten does not apply `{item.card.name}` of the plan, because the Trainer implements it"
                 warnings.warn(f"{reason}: {setting}", stacklevel=2)
-        self._watched = attach(plan, self._json if leads else None)
+        self._watched = attach(plan, self._json if leads else None, self._out, self._log_to)
         self._watched.__enter__()
         self.is_open = True
 
@@ -92,6 +101,8 @@ class WatchingCallback:
         plan: A plan, or the path of a plan file.
         json: Path where rank 0 writes the profile at the end.
         log: Whether to log the share of each phase to the framework's loggers.
+        out: Folder for `windows.jsonl`, as for `hasten.attach`; none by default.
+        log_to: Further places for metrics, as for `hasten.attach`.
 
     Raises:
         PlanError: The plan file is missing or invalid.
@@ -103,9 +114,11 @@ class WatchingCallback:
         json: str | os.PathLike[str] | None = None,
         *,
         log: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        log_to: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._watching = Watching(plan, json)
+        self._watching = Watching(plan, json, out, log_to)
         self._log = log
 
     def profile(self) -> dict[str, Any]:

@@ -157,6 +157,7 @@ class Monitor:
 
     def _follow(self) -> None:
         self._samplers.read()  # rates are counted from here
+        self._limit_cost()
         while True:
             came = self._wake.wait(2 * self._pace.most_s)
             self._wake.clear()
@@ -181,7 +182,7 @@ class Monitor:
     def _write(self, moment: _Moment) -> None:
         before, self._last = self._last, moment
         values = self._samplers.read()
-        self._least_s = max(self._pace.least_s, self._samplers.cpu_s / self._pace.cost_frac)
+        self._limit_cost()
         window = make_window(self._start, self.windows, before, moment, values=values, marks=self._take_marks())
         own = {
             "monitor.cpu": self._samplers.cpu_s / max(window.seconds, 1e-9),
@@ -193,6 +194,10 @@ class Monitor:
         for sink in self._sinks:
             sink.put(window)
         self._on_window(window)
+
+    def _limit_cost(self) -> None:
+        """Make windows long enough for the reading of samplers to take its share of the time only."""
+        self._least_s = max(self._pace.least_s, self._samplers.cpu_s / self._pace.cost_frac)
 
     def _take_marks(self) -> tuple[Mark, ...]:
         return tuple(self._marks.popleft() for _ in range(len(self._marks)))

@@ -8,10 +8,12 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from hasten.data.cache.contract import Cache
 from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.begin import make_monitor
-from hasten.monitor.metric import GRADIENT_NORM, LEARNING_RATE, LOSS, SAMPLES, SKIPPED
+from hasten.monitor.metric import FLOP_UTILIZATION, FLOPS, GRADIENT_NORM, LEARNING_RATE, LOSS, SAMPLES, SKIPPED
 from hasten.monitor.monitor import Monitor, Pace, Progress
+from hasten.monitor.peak import peak_flops
 from hasten.monitor.sampler import Host
 from hasten.monitor.sink import SinkRequest
 from hasten.monitor.window import Start
@@ -33,7 +35,7 @@ class LoopProgress:
     """
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self._loop, self._peak = loop, peak_flops(loop.live.device)
         self._phases: dict[str, float] = {}
         self._timed, self._seconds, self._update = 0, dict[str, float](), loop.position.update
 
@@ -52,7 +54,11 @@ class LoopProgress:
             values[LOSS.name] = loop.losses[-1]
         if loop.gradient_norm is not None:
             values[GRADIENT_NORM.name] = loop.gradient_norm
-        counts = {SAMPLES.name: loop.ranks.world * loop.position.samples}
+        counts = {SAMPLES.name: float(loop.ranks.world * loop.position.samples)}
+        if (flops := loop.live.job.flops_per_sample) is not None:
+            counts[FLOPS.name] = flops * counts[SAMPLES.name]
+            if self._peak is not None:  # the rate of a share of the peak is the utilization
+                counts[FLOP_UTILIZATION.name] = counts[FLOPS.name] / (self._peak * loop.ranks.world)
         return Progress(step=loop.position.update, phases=dict(self._phases), counts=counts, values=values)
 
     def _add_updates(self, timed: int, seconds: dict[str, float]) -> None:
@@ -95,6 +101,12 @@ class LoopObserver:
             self._monitor.mark(incident.kind, words=incident.text())
 
 
+def _cache_counts(dataset: Any) -> dict[str, float]:
+    """Return the hits and misses of the cache of `hasten.data` that a dataset reads; empty if there is none."""
+    cache = getattr(dataset, "cache", None)
+    return {"dataset_hits": cache.stats.hits, "dataset_misses": cache.stats.misses} if isinstance(cache, Cache) else {}
+
+
 def follow_loop(
     out: Path,
     requests: Sequence[SinkRequest] = (),
@@ -126,7 +138,7 @@ def follow_loop(
             folder=out,
             device=lambda: (live.device.index or 0) if cuda else None,
             loader=lambda: loop.stream.iterator,
-            counters=lambda: live.counters,
+            counters=lambda: {**live.counters, **_cache_counts(live.dataset)},
         )
         at = ranks.agreed(time())  # all ranks give the run the same name
         start = Start(run="", rank=ranks.rank, world=ranks.world, at=at, step=loop.position.update)

@@ -66,7 +66,7 @@ class Samplers:
     Attributes:
         missing: Why a sampler is not read, by name.
         failures: Number of failed readings.
-        cpu_s: CPU seconds of the last reading.
+        cpu_s: CPU seconds of the last reading, without the creation of samplers.
     """
 
     def __init__(self, kinds: Mapping[str, Callable[[Host], Sampler]], host: Host, say: Callable[[str], None]) -> None:
@@ -90,10 +90,10 @@ class Samplers:
         return dict(values)
 
     def _read(self, values: dict[str, float], reading: threading.Event) -> None:
-        began = thread_time()
         while self._waiting and self._reading is reading:
             self._now = name = next(iter(self._waiting))
             self._create(name, self._waiting.pop(name))
+        began = thread_time()
         for name, sampler in list(self._samplers.items()):
             self._now = name
             try:

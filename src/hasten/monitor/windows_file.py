@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 from hasten.core.errors import DataError
 from hasten.monitor.sink import SinkCard
 from hasten.monitor.window import SCHEMA, Start, Window
+from hasten.train.records.runs import WINDOWS
 
 
 def windows_path(run: Path, rank: int = 0) -> Path:
     """Return the file of a rank's windows in a run's folder."""
-    return run / (f"windows-{rank}.jsonl" if rank else "windows.jsonl")
+    return run / (f"windows-{rank}.jsonl" if rank else WINDOWS)
 
 
 def windows_files(run: Path) -> list[Path]:
@@ -116,6 +117,17 @@ class WindowsReader:
         except (ValueError, KeyError, TypeError, AttributeError):  # a line that a killed run or a full disk cut short
             return None
         return None
+
+
+def last_step(run: Path) -> int:
+    """Return the last step in the windows of rank 0; 0 if there are none, or if they cannot be read."""
+    last = 0
+    try:
+        for window in WindowsReader(windows_path(run)).new():
+            last = window.to_step
+    except DataError:
+        return 0
+    return last
 
 
 def read_windows(path: Path) -> list[Window]:

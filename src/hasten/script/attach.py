@@ -16,16 +16,18 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hasten.core.errors import HastenError, TrialError
 from hasten.core.plan import Plan
+from hasten.monitor.begin import parse_sinks
 from hasten.optimizations import catalogue
 from hasten.report.evidence import write_json
 from hasten.script.entry.tracebacks import strip_chain
+from hasten.script.monitoring import RUN_FOLDER, Following, ScriptMonitor, say_on_stderr
 from hasten.script.plan.host import Host
 from hasten.script.plan.reach import out_of_reach
 from hasten.script.watch import profile
@@ -44,7 +46,12 @@ _OPEN: list[Watched] = []
 _TAKING = threading.Lock()
 
 
-def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.PathLike[str] | None = None) -> Watched:
+def attach(
+    plan: str | os.PathLike[str] | Plan | None = None,
+    json: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    log_to: Sequence[str] = (),
+) -> Watched:
     """Watch the training loop inside a `with` block, and train it under a plan if one is given.
 
     An example:
@@ -60,16 +67,23 @@ def attach(plan: str | os.PathLike[str] | Plan | None = None, json: str | os.Pat
         plan: A plan, or the path of a plan file. Optimizations that cannot act on a user's own loop, or only on a process
             started for them, are reported with the reason.
         json: File to which the profile is written at the end.
+        out: Folder for `windows.jsonl` (docs/guides/monitor.md), written while the loop trains; none by default, or
+            `hasten-run` with `log_to`.
+        log_to: Further places for metrics, each `NAME[:OPTIONS]` as for `hasten run --log-to`, besides those of the plan.
 
     Raises:
         PlanError: The plan file is missing or invalid.
-        HastenError: The folder of `json` does not exist.
+        HastenError: The folder of `json` does not exist, or a place in `log_to` is unknown or lacks its package.
     """
     target = None if json is None else Path(json)
     if target is not None and not target.absolute().parent.is_dir():
         raise HastenError(f"Folder {target.absolute().parent} does not exist. Create it before writing {target.name} to it.")
     chosen = plan if plan is None or isinstance(plan, Plan) else Plan.load(Path(plan), catalogue())
-    return Watched(chosen, target)
+    places = [*(chosen.log_to if chosen else ()), *log_to]
+    parse_sinks(places)
+    if out is None and not places:
+        return Watched(chosen, target)
+    return Watched(chosen, target, Following(out=Path(out or RUN_FOLDER).absolute(), log_to=tuple(places)))
 
 
 class Watched:
@@ -78,6 +92,7 @@ class Watched:
     Args:
         plan: Plan to apply for the duration of the block; none by default.
         json: File for the profile, written at the end by rank 0 only.
+        following: How the training is followed in windows; not at all by default.
 
     Attributes:
         plan: As given.
@@ -86,11 +101,12 @@ class Watched:
             The loop continues in either case.
     """
 
-    def __init__(self, plan: Plan | None = None, json: Path | None = None) -> None:
+    def __init__(self, plan: Plan | None = None, json: Path | None = None, following: Following | None = None) -> None:
         self.plan = plan or Plan()
         self.applied: tuple[str, ...] = ()
         self.failures: dict[str, str] = {}
-        self._json = json
+        self._json, self._following = json, following
+        self._monitor: ScriptMonitor | None = None
         self._recorder = Recorder(updates=0, seconds=0.0, rests=True)
         self._seams: Seams | None = None
         self._host: Host | None = None
@@ -183,7 +199,12 @@ class Watched:
 
     def _begin(self) -> None:
         self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # watches the current thread
-        self._seams = Seams(self._recorder, Fetch(self._recorder, Trained()))
+        fetch = Fetch(self._recorder, Trained())
+        self._seams = Seams(self._recorder, fetch)
+        if self._following is not None:
+            self._monitor = ScriptMonitor(
+                self._following, self._recorder, self._seams, fetch, say=say_on_stderr, failed=self._monitor_failed
+            )
         if self.plan.names:
             self._host = Host(self.plan)
             self._host.begin()
@@ -200,6 +221,9 @@ class Watched:
     def _take_off(self) -> None:
         """Remove everything that was installed."""
         self._recorder.active = False
+        if self._monitor is not None:
+            self._attempt(self._monitor.end)
+        self._monitor = None
         if self._seams is not None:
             self._seams.remove()
         if self._host is not None:
@@ -207,6 +231,9 @@ class Watched:
         self._seams = self._host = None
         if self in _OPEN:
             _OPEN.remove(self)
+
+    def _monitor_failed(self, error: Exception) -> None:
+        self.failures.setdefault("monitoring", f"{type(error).__name__}: {error}")
 
     def _leave(self, host: Host) -> None:
         took = tuple(name for name in host.applied if name not in host.failures)

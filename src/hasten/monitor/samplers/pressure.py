@@ -11,7 +11,7 @@ from hasten.monitor.metric import Card, Metric
 from hasten.monitor.rates import PROC, Changes
 from hasten.monitor.sampler import Host
 
-_WHO = {"some": "some task waits", "full": "all tasks wait"}
+_WAITING = {"some": "some task waits", "full": "all tasks wait"}
 
 
 class Pressure:
@@ -23,9 +23,11 @@ class Pressure:
         needs="Linux with PSI",
         metrics=tuple(
             Metric(
-                name=f"system.pressure.{kind}.{who}", unit="1", help=f"Share of the time in which {_WHO[who]} for {words}."
+                name=f"system.pressure.{kind}.{share}",
+                unit="1",
+                help=f"Share of the time in which {_WAITING[share]} for {words}.",
             )
-            for kind, who, words in (
+            for kind, share, words in (
                 ("cpu", "some", "a core"),
                 ("io", "some", "I/O"),
                 ("io", "full", "I/O"),

@@ -30,7 +30,7 @@ class Prometheus:
         start: The run.
         folder: The run's folder.
         port: Port of rank 0.
-        address: Address to listen on. Anyone who reaches it can read the metrics.
+        address: Address to listen on. Anyone who can reach it can read the metrics.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

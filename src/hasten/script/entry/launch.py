@@ -141,6 +141,7 @@ def run_under(
     proved: Mapping[str, Any] | None = None,
     where: str = "plan",
     target: str = "",
+    following: Mapping[str, Any] | None = None,
 ) -> Ran:
     """Run `python COMMAND` under a plan, otherwise exactly as without Hasten.
 
@@ -153,11 +154,12 @@ def run_under(
         proved: Where the plan was proved, as in the plan file.
         where: The plan's name in messages.
         target: The script as an argument of `hasten tune`, for messages.
+        following: How its training is followed, see `hasten.script.monitoring.Following`; None: not at all.
     """
     with tempfile.TemporaryDirectory(prefix="hasten-attach-") as name:
         folder = Path(name)
-        config = {"module": "hasten.script.plan.session", "plan": dict(plan), "proved": proved or {}}
-        config |= {"where": where, "target": target}
+        config: dict[str, Any] = {"module": "hasten.script.plan.session", "plan": dict(plan), "proved": proved or {}}
+        config |= {"where": where, "target": target, "following": following}
         started = entered(folder, config, env)
         with _forwarding() as forward:
             child = subprocess.Popen([sys.executable, *command], env=started)  # noqa: S603

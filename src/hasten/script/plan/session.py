@@ -53,6 +53,10 @@ def install(config: Mapping[str, Any]) -> None:
     host.on_open = harmless(begin, lambda _: note_failure(dict(config)))  # a script may end without exit handlers
     host.on_stop = lambda: write_report(host.applied)
     host.begin()
+    if config.get("following"):
+        from hasten.script.monitoring import Following, follow  # noqa: PLC0415 - few scripts need it
+
+        harmless(follow, lambda _: note_failure(dict(config)))(Following.from_dict(config["following"]))
     atexit.register(harmless(finish, lambda _: note_failure(dict(config))))
 
 

@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
@@ -52,6 +52,48 @@ def _clock_of_fetching(iterator: Any) -> Callable[[], float | None]:
     return on_core if sys.platform == "linux" else _nobody
 
 
+class BatchCounts:
+    """Counts the samples and tokens of training batches.
+
+    Attributes:
+        samples: Rows of the batches' first tensors.
+        tokens: Numbers in them, if they are integers in rows and columns, as texts are.
+    """
+
+    def __init__(self) -> None:
+        self.samples = self.tokens = 0
+        self._iterator: Callable[[], Any] = _nobody
+
+    def loader(self) -> Any:
+        """Return the iterator of the loader in use; None if there is none."""
+        return self._iterator()
+
+    def begin(self, iterator: Any) -> None:
+        """Note that a batch is taken from an iterator."""
+        if self._iterator() is not iterator:
+            self._iterator = weakref.ref(iterator)
+
+    def add(self, batch: Any) -> None:
+        """Count a batch."""
+        tensor = first_tensor(batch)
+        if tensor is not None and tensor.dim():
+            self.samples += tensor.shape[0]
+            if tensor.dim() == 2 and not tensor.is_floating_point():
+                self.tokens += tensor.numel()
+
+
+def first_tensor(batch: Any) -> torch.Tensor | None:
+    """Return the first tensor in a batch of dictionaries, lists and tuples; None if there is none."""
+    while not isinstance(batch, torch.Tensor):
+        if isinstance(batch, Mapping):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, list | tuple) and batch:
+            batch = batch[0]
+        else:
+            return None
+    return batch
+
+
 class Fetch:
     """Times the fetching of batches, and splits it into making samples and collating them.
 
@@ -61,6 +103,9 @@ class Fetch:
         replay: Cached batches to return instead of the loader's; none by default.
         padding: Measures the padding of training batches, or trims it.
         folder: Where worker processes say when they are ready (`elsewhere`); None if they do not.
+
+    Attributes:
+        counts: Counts the training batches; None by default.
     """
 
     def __init__(
@@ -77,6 +122,7 @@ class Fetch:
         self._collate_s = self._start_s = 0.0
         self._fetches = 0
         self._latest: Callable[[], Any] = lambda: None
+        self.counts: BatchCounts | None = None
 
     def wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Wrap `__next__`."""
@@ -90,7 +136,7 @@ class Fetch:
             self.trained.fetched_with_grad = grad
             if recorder.light and grad:
                 recorder.passed += 1
-                return original(iterator)
+                return self._counted(iterator, original(iterator))
             if self._latest() is not iterator:
                 self._latest = weakref.ref(iterator)
                 self._watch_collate(iterator)
@@ -109,7 +155,7 @@ class Fetch:
                 if self.padding.cuts:
                     return cut_padding(batch)
                 self.padding.look(batch)
-                return batch
+                return self._counted(iterator, batch)
             finally:
                 seconds = recorder.leave(OTHER if grad else VALIDATION)
                 if grad and busy_s is not None and (now_s := on_core()) is not None:
@@ -164,6 +210,12 @@ class Fetch:
             return float((self._folder or Path()).joinpath(f"{READY}-{worker}").read_text(encoding="ascii"))
         except (OSError, ValueError):
             return None
+
+    def _counted(self, iterator: Any, batch: Any) -> Any:
+        if self.counts is not None:
+            self.counts.begin(iterator)
+            self.counts.add(batch)
+        return batch
 
     def _watch_collate(self, iterator: Any) -> None:
         """Time the user's collate function if the iterator works in this process. Patches the iterator's own fetcher."""

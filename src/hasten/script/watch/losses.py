@@ -33,6 +33,11 @@ class Losses:
         if type(loss) is torch.Tensor and loss.numel() == 1 and loss.is_floating_point():
             self._recent.append((step, _item(loss) if loss.is_cpu else loss.detach().clone()))
 
+    @property
+    def last(self) -> float | torch.Tensor | None:
+        """The last loss; None before the first."""
+        return self._recent[-1][1] if self._recent else None
+
     def not_finite(self) -> dict[str, Any] | None:
         """Return the first `step` whose loss is not finite, its `value` in words, and the `times`; None if all are finite.
 

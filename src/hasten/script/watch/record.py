@@ -129,6 +129,7 @@ class Recorder:
         anchor: What ends a step: `optimizer`, `marks`, `parameters` (their changes) or `passes` (gradients); "" at first.
         before_phase: Called with the next phase if no phase is current; None once an optimizer has stepped.
         on_slot: Called with the phase, or kind of undecided time, that begins; None by default.
+        on_step: Called after each step; None by default. Its time is not counted.
         on_snapshot: Called between steps at growing intervals; None by default. Its time is not counted.
     """
 
@@ -161,6 +162,7 @@ class Recorder:
         self.thread, self._follows = threading.get_ident(), follows
         self.current = [0.0] * NUM_SLOTS
         self.on_stop: Callable[[], None] = lambda: None
+        self.on_step: Callable[[], None] | None = None
         self.on_snapshot: Callable[[], None] | None = None
         self.on_slot: Callable[[int], None] | None = None
         self.anchor = ""
@@ -329,6 +331,8 @@ class Recorder:
         self.num_steps += 1
         if not is_light(self.num_steps):
             self.light, self.stands_for = False, FULL_ONE_IN
+        if self.on_step is not None:
+            self.on_step()
 
     def mark(self) -> None:
         """End a step explicitly. From the first mark on, optimizer steps no longer end a step."""
@@ -427,6 +431,9 @@ class Recorder:
         elif self.on_snapshot is not None and self.steps and now - self._first > self._snapshot_s:
             self._snapshot_s *= 2
             self.on_snapshot()
+            self._mark = perf_counter()
+        if self.on_step is not None:
+            self.on_step()
             self._mark = perf_counter()
 
     def _memory_is_due(self, now: float) -> bool:

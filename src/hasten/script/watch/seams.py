@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -61,6 +62,7 @@ class Seams:
         on_failure: Called once, while an internal error in a seam is handled. Watching continues.
         losses: The losses of the last backward passes.
         by_hand: The changes of parameters without an optimizer.
+        optimizer: Returns the optimizer that stepped last, while it exists.
     """
 
     def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
@@ -75,6 +77,7 @@ class Seams:
         self.losses = Losses()
         self.by_hand = HandUpdates()
         recorder.before_phase = self._look
+        self.optimizer: Callable[[], Optimizer | None] = _ignored
         self.on_failure: Callable[[], None] = _ignored
         self._trackers = Trackers(self._track, self.failed)
         self._marked = harmless(self.mark, self.failed)
@@ -156,6 +159,8 @@ class Seams:
     def after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """End the phase of an optimizer step."""
         recorder = self.recorder
+        if self.optimizer() is not optimizer:
+            self.optimizer = weakref.ref(optimizer)
         if recorder.light:
             recorder.after_light_step(self._serials.of(optimizer))
         elif recorder.here():

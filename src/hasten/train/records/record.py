@@ -6,8 +6,9 @@ home folder, no environment.
 
 from __future__ import annotations
 
+import signal
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -66,10 +67,18 @@ class RunRecord:
         self._before = _parts_of(run, log) if append else []
         self._part: dict[str, Any] = {"started": now(), "from_update": updates(), **part}
         self._signal: str | None = None
+        self._failed: dict[str, str] = {}
 
     def stopped_by(self, name: str) -> None:
         """Record that a signal stopped the run."""
         self._signal = name
+
+    def exited(self, code: int) -> None:
+        """Record the exit code of a script; negative for a signal."""
+        if code < 0:
+            self._signal = signal.Signals(-code).name
+        elif code:
+            self._failed = {"outcome": "failed", "error": f"exit status {code}"}
 
     def __enter__(self) -> Self:
         try:
@@ -79,11 +88,11 @@ class RunRecord:
                 f"Cannot write {self._path}: {error.strerror}. Free some space, or choose another folder (--out)."
             ) from error
         plan = ", ".join(self._part["plan"]) or "no optimization"
-        self._log.note(f"started from update {self._part['from_update']} of {self._part['planned']} with {plan}")
+        self._log.note(f"started from update {self._part['from_update']}{_of(self._part)} with {plan}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._part |= {"ended": now(), **how_it_ended(error, self._signal), "updates": self._updates()}
+        self._part |= {"ended": now(), **how_it_ended(error, self._signal), **self._failed, "updates": self._updates()}
         self._log.note(ended_words(self._part))
         try:
             self._write()
@@ -107,7 +116,6 @@ def part_of(
         world: Number of ranks.
         facts: Fingerprints of the job's code and data, if available.
     """
-    machine = read_machine()
     return {
         "planned": planned,
         "plan": list(plan.names),
@@ -115,11 +123,25 @@ def part_of(
         "batch_size": live.job.batch_size,
         "ranks": world,
         "arguments": [impersonal(word) for word in origin.arguments],
+        **_surroundings(job_folder(live.job) or Path.cwd()),
+        **{name: facts[name] for name in ("code", "data") if facts.get(name)},
+    }
+
+
+def part_of_script(names: Collection[str], command: Sequence[str]) -> dict[str, Any]:
+    """Return the facts that are known when a script starts under a plan with these optimizations."""
+    words = [impersonal(word) for word in command]
+    return {"plan": list(names), "arguments": words, **_surroundings(Path.cwd())}
+
+
+def _surroundings(folder: Path) -> dict[str, Any]:
+    """Return the machine, the versions, and the repository of a folder."""
+    machine = read_machine()
+    return {
         "machine": machine.summary(),
         "machine_fingerprint": machine.fingerprint(),
         "versions": versions(),
-        "repository": repository_of(job_folder(live.job) or Path.cwd(), patience_s=_GIT_S),
-        **{name: facts[name] for name in ("code", "data") if facts.get(name)},
+        "repository": repository_of(folder, patience_s=_GIT_S),
     }
 
 
@@ -141,8 +163,13 @@ def ended_words(part: Mapping[str, Any]) -> str:
     if not outcome:
         return ""
     why = f" by {part['signal']}" if outcome == "stopped" and part.get("signal") else ""
-    where = f" at update {part.get('updates', 0):,} of {part.get('planned', 0):,}"
+    where = f" at update {part.get('updates', 0):,}{_of(part)}"
     return f"{outcome}{why}{where}" + (f": {part['error']}" if part.get("error") else "")
+
+
+def _of(part: Mapping[str, Any]) -> str:
+    """Return the planned length in words, such as ` of 400`; empty if it is unknown, as that of a script."""
+    return f" of {part['planned']:,}" if "planned" in part else ""
 
 
 def to_toml(target: str, parts: list[Mapping[str, Any]]) -> str:

@@ -18,6 +18,8 @@ from hasten.train.records.log import LOG
 from hasten.train.records.record import PLAN, RECORD, ended_words, read_record
 from hasten.train.records.reports import finite, skim_reports, speed
 
+WINDOWS = "windows.jsonl"
+"""The metrics of a run (`hasten.monitor.windows_file`): all that the run of a followed loop leaves."""
 State: TypeAlias = Literal["running", "finished", "stopped", "killed", "failed", "unknown", "unreadable"]
 """`unknown`: not running, and there is no record; `unreadable`: there is a record, but it cannot be read."""
 
@@ -132,7 +134,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 def last_active(run: Path) -> float:
     """Return when a run was last active, in seconds since 1970."""
-    files = (RECORD, METRICS, LOG, WEIGHTS, f"{CHECKPOINTS}/{LATEST}")
+    files = (RECORD, METRICS, WINDOWS, LOG, WEIGHTS, f"{CHECKPOINTS}/{LATEST}")
     return max((_changed(run / name) for name in files), default=0.0)
 
 
@@ -179,7 +181,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _is_run(path: Path) -> bool:
-    if (path / RECORD).is_file():
+    if (path / RECORD).is_file() or (path / WINDOWS).is_file():
         return True
     others = (PLAN, WEIGHTS, CHECKPOINTS)
     return (path / METRICS).is_file() and any((path / name).exists() for name in others)
