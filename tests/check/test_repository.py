@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hasten.check import repository as module
 from hasten.check.repository import PREFIX, Repository
 from hasten.core.errors import HastenError
 from tests.check.repositories import commit, git, new_repository, worktrees
@@ -47,7 +48,7 @@ def test_on_the_main_branch_the_base_is_the_parent_or_the_last_commit_under_chan
     (folder / "train.py").write_text("one = 3\n")
     assert repository.base(None).commit == second
     assert repository.candidate().changed
-    assert repository.candidate().short == f"{second[:12]}+changes"
+    assert repository.candidate().name == f"{second[:12]} with the changes of the working tree"
 
 
 def test_a_tag_is_compared_with_itself(folder: Path) -> None:
@@ -90,6 +91,31 @@ def test_changes_belong_to_the_candidate_and_ignored_files_to_both(folder: Path)
     assert not base.exists()
     assert (folder / "data" / "rows.txt").read_text() == "here"
     assert git(folder, "status", "--porcelain", "--ignored") == before
+
+
+def test_untracked_data_is_linked_and_untracked_code_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 100)
+    for name in ("images/a.png", "package/part.py", "package/settings.toml"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("here")
+    (folder / "weights.bin").write_text("x" * 101)
+    (folder / "link").symlink_to("nowhere")
+    commit_before = git(folder, "rev-parse", "HEAD")
+    repository = Repository(folder)
+    with repository.checked_out([repository.base(commit_before), repository.candidate()]) as (base, candidate):
+        for tree in (base, candidate):
+            assert (tree / "images").is_symlink()
+            assert (tree / "weights.bin").is_symlink()
+        assert not (base / "package").exists()
+        assert (candidate / "package" / "settings.toml").read_text() == "here"
+        assert not (candidate / "package" / "part.py").is_symlink()
+        assert (candidate / "link").is_symlink()
+
+
+def test_data_alone_is_no_change(folder: Path) -> None:
+    (folder / "images").mkdir()
+    (folder / "images" / "a.png").write_text("")
+    assert not Repository(folder).candidate().changed
 
 
 def test_a_hook_of_the_user_does_not_run(folder: Path) -> None:

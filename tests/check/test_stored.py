@@ -34,7 +34,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "read_shared_machine", lambda _: facts().machine)
+    for user in (check, stored):
+        monkeypatch.setattr(user, "read_shared_machine", lambda _: facts().machine)
 
 
 def test_welch_covers_the_ratio_as_often_as_it_says() -> None:

@@ -74,6 +74,8 @@ def test_a_plan_shows_the_command_and_runs_nothing(
         {"target": "../other.py"},
         {"target": "/etc/passwd.py:Job"},
         {"target": "link/x.py"},
+        {"target": "link.module:Job"},
+        {"target": "linked:Job"},
         {"target": "t.py", "arguments": ["--data=/etc"]},
         {"target": "t.py", "arguments": ["--data", "../secret"]},
         {"target": "t.py", "arguments": ["link"]},
@@ -85,6 +87,7 @@ def test_paths_outside_of_the_folder_are_refused(tmp_path: Path, arguments: dict
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to("/etc")
+    (root / "linked.py").symlink_to("/etc/passwd")
     for tool in ("profile", "tune", "check"):
         found = call(root, tool, **arguments)
         assert found.is_error

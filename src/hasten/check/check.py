@@ -107,7 +107,8 @@ def _anchor(commit: str, verdict: str, result: CheckResult) -> AnchorResult:
 
 def _against_file(request: CheckRequest, subject: Subject, path: Path, say: Callable[[str], None]) -> CheckResult:
     try:
-        version = Repository(request.folder).candidate()
+        repository = Repository(request.folder)
+        version, subject = repository.candidate(), subject.within(repository)
         candidate = Side(name=version.name, commit=version.commit, changed=version.changed)
         if request.record:
             _refuse_changes(version)

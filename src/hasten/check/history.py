@@ -83,9 +83,9 @@ class Record:
         return math.exp(statistics.fmean(map(math.log, self.seconds_per_item)))
 
     @property
-    def key(self) -> tuple[str, str | None, str]:
-        """What a history has one line of: target, commit and machine."""
-        return self.target, self.commit, self.fingerprint
+    def key(self) -> tuple[str, str, str] | None:
+        """What a history has one line of: target, commit and machine. None without a commit."""
+        return (self.target, self.commit, self.fingerprint) if self.commit is not None else None
 
     @property
     def anchor_ratio(self) -> float | None:
@@ -156,23 +156,25 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     return records, problems
 
 
+def _key(line: str) -> tuple[str, str, str] | None:
+    """Return the key of a line; None if it is not a record."""
+    try:
+        return parse_record(line).key
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 def append(path: Path, record: Record) -> None:
-    """Add a record, instead of an earlier one of the same target, commit and machine. Other lines stay as they are.
+    """Add a record, in the place of an earlier one of the same target, commit and machine. Other lines stay as they are.
 
     Raises:
         HastenError: The file cannot be written.
     """
-    kept: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            if parse_record(line).key == record.key:
-                continue
-        except (ValueError, TypeError, KeyError):
-            pass  # `read` tells of it
-        kept.append(line)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    own = json.dumps({"schema": 1, **schema.write(asdict(record))}, sort_keys=True)
+    place = next((number for number, line in enumerate(lines) if record.key and _key(line) == record.key), len(lines))
     try:
-        line = json.dumps({"schema": 1, **schema.write(asdict(record))}, sort_keys=True)
-        write_atomically(path, "\n".join([*kept, line]) + "\n")
+        write_atomically(path, "\n".join([*lines[:place], own, *lines[place + 1 :]]) + "\n")
     except OSError as error:
         raise HastenError(f"The history {path} cannot be written: {error.strerror}.") from error
 

@@ -6,6 +6,7 @@ the same for all its pairs. A slower verdict must therefore recur in fresh workt
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from hasten.check.subject import Subject, check_loaded, environment_differences
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.job import Quality
+from hasten.core.machine import Machine
 from hasten.core.plan import Plan
 from hasten.core.stats import Verdict
 from hasten.report.words import wall_ms
@@ -140,7 +142,7 @@ def design_of(prepared: Mapping[str, Prepared], options: Options, deadline: floa
     updates = options.updates or int(min(max(COUNTED_S / max(step_s, 1e-6), MIN_UPDATES), MAX_UPDATES))
     ends = [arm.most_updates for arm in prepared.values() if arm.most_updates is not None]
     events = of_script and any(arm.facts.validation_s > 0 or arm.facts.checkpoint_s > 0 for arm in prepared.values())
-    metric = Quality(metric="loss", margin=1.0) if of_script else base.quality if options.quality else None
+    metric = Quality(metric="loss", margin=math.inf) if of_script else base.quality if options.quality else None
     return Design(
         updates=max(min([updates, *ends]), 1),
         uneven=events or bool(base.described.get("uneven")),
@@ -259,15 +261,14 @@ def check_paired(
         equal_losses=_equal_losses(comparisons),
         environment=tuple(environment_differences(last["A"].described, last["B"].described)),
         warnings=tuple(warnings),
-        machine=machine_of(last["B"].facts),
+        machine=machine_of(last["B"].facts.machine),
         measured=measured_of(comparisons, last["B"]),
         seconds=monotonic() - started,
     )
 
 
-def machine_of(facts: Facts) -> dict[str, Any]:
-    """Return the machine as results and histories keep it."""
-    machine = facts.machine
+def machine_of(machine: Machine) -> dict[str, Any]:
+    """Return a machine as results and histories keep it."""
     return {
         "fingerprint": machine.fingerprint(),
         "summary": machine.summary(),

@@ -25,6 +25,8 @@ NOT_SHARED = frozenset({
     "__pycache__", ".git", ".venv", "venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", "hasten-out", OWN_FOLDER
 })  # fmt: skip
 DEFAULT_BRANCHES = ("origin/HEAD", "main", "master", "origin/main", "origin/master")
+LARGE_BYTES = 16 << 20
+"""Untracked files above this size are data: they are linked into both worktrees instead of copied into the candidate's."""
 DEPENDENCIES = ("pyproject.toml", "requirements*", "constraints*", "setup.py", "setup.cfg", "*.lock", "environment*.y*ml")
 """Files that name the packages of a project."""
 
@@ -42,11 +44,6 @@ class Version:
     commit: str
     name: str
     changed: bool = False
-
-    @property
-    def short(self) -> str:
-        """The commit's short hash, with `+changes` if the working tree's changes belong to it."""
-        return self.commit[:12] + ("+changes" if self.changed else "")
 
 
 class Repository:
@@ -179,22 +176,34 @@ class Repository:
                 copy.unlink(missing_ok=True)
 
     def _changes(self) -> list[str]:
-        """Return the files that differ from the last commit, untracked ones among them."""
-        outside = ("--", ".", f":(exclude){OWN_FOLDER}")
-        tracked = self._names("diff", "--name-only", "--no-renames", "--ignore-submodules", "-z", "HEAD", *outside)
-        untracked = self._names("ls-files", "--others", "--exclude-standard", "-z", *outside)
-        return [*tracked, *(name for name in untracked if not NOT_SHARED & set(Path(name).parts))]
+        """Return the files that differ from the last commit, untracked code among them."""
+        names = self._names(
+            "diff", "--name-only", "--no-renames", "--ignore-submodules", "-z", "HEAD", "--", ".", f":(exclude){OWN_FOLDER}"
+        )
+        return [*names, *self._untracked()[0]]
+
+    def _untracked(self) -> tuple[list[str], list[str]]:
+        """Return untracked files that may be code, and untracked data: large files, and folders without Python files."""
+        listing = ("ls-files", "--others", "--exclude-standard", "-z")
+        code, data = [], []
+        python = self._names(*listing, "--", "*.py")
+        for name in _possible(self._names(*listing, "--directory", "--no-empty-directory")):
+            if not name.endswith("/"):
+                file = self.root / name
+                (data if not file.is_symlink() and file.stat().st_size > LARGE_BYTES else code).append(name)
+            elif any(file.startswith(name) for file in python):
+                code += _possible(self._names(*listing, "--", f":(literal){name}"))
+            else:
+                data.append(name)
+        return code, data
 
     def _shared(self) -> list[str]:
-        """Return files and folders that git ignores and a training may need, and submodules as they are checked out."""
+        """Return files that a training may need and that belong to no version: ignored ones, data, submodules."""
         ignored = self._names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
-        names = [name.rstrip("/") for name in ignored if not name.endswith(".pyc")]
-        names += [line.partition("\t")[2] for line in self._names("ls-files", "--stage", "-z") if line.startswith("160000")]
-        return [
-            name
-            for name in names
-            if not NOT_SHARED & set(Path(name).parts) and not (self.root / name / "pyvenv.cfg").exists()
-        ]
+        stages = self._names("ls-files", "--stage", "-z")
+        submodules = [line.partition("\t")[2] for line in stages if line.startswith("160000")]
+        names = [name.rstrip("/") for name in (*_possible(ignored), *self._untracked()[1], *submodules)]
+        return [name for name in names if not name.endswith(".pyc") and not (self.root / name / "pyvenv.cfg").exists()]
 
     def _merge_base(self, branch: str) -> Version:
         found = self._try("merge-base", "HEAD", branch)
@@ -256,3 +265,8 @@ class Repository:
             lines = [line.removeprefix("fatal: ").removeprefix("error: ") for line in done.stderr.strip().splitlines()]
             raise HastenError("; ".join(lines[-2:]) or f"git {arguments[0]} exited with {done.returncode}")
         return done.stdout.strip("\n")
+
+
+def _possible(names: Sequence[str]) -> list[str]:
+    """Return the names without caches, environments and Hasten's own files."""
+    return [name for name in names if not NOT_SHARED & set(Path(name).parts)]

@@ -30,6 +30,7 @@ from hasten.check.result import CheckResult, Side, changed_phase, conclude_twice
 from hasten.check.subject import Subject, environment_differences
 from hasten.core.errors import HastenError
 from hasten.core.stats import ALPHA, LOOKS, Interval, Verdict, judge, t_quantile
+from hasten.train.process_group import read_shared_machine
 from hasten.tune.trials.samples import Sample
 
 DRIFT_FRAC = 0.07
@@ -124,11 +125,11 @@ def check_stored(
         HastenError: No record may be compared with.
     """
     started = monotonic()
+    machine = machine_of(read_shared_machine(subject.ranks))
+    stored = choose_baseline(records, subject, machine, path) if records else []
     say("measuring the phases")
     with tempfile.TemporaryDirectory(prefix="hasten-") as scratch:
         prepared = prepare(subject.setting(Path(scratch), CANDIDATE, lambda words: say(f"  {words}")), options)
-    machine = machine_of(prepared.facts)
-    stored = choose_baseline(records, subject, machine, path) if records else []
     base = stored[-1] if stored else None
     drift = drift_frac(stored)
     floor = max(options.floor_frac, DRIFT_FRAC if drift is None else drift)

@@ -6,6 +6,7 @@ message and on standard error before it runs. Measurements run one at a time, be
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -92,7 +93,11 @@ class Tools:
         Raises:
             ToolError: A path is outside of the folder.
         """
-        self.within(target.rpartition(":")[0] or target)
+        where = target.rpartition(":")[0] or target
+        self.within(where)
+        names = where.split(".")
+        for depth, suffix in itertools.product(range(1, len(names) + 1), ("", ".py")):  # a package may be a link too
+            self.within("/".join(names[:depth]) + suffix)
         return ["--", target, *map(self.within, arguments)]
 
     async def run(
