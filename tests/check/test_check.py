@@ -137,6 +137,32 @@ def test_code_of_the_working_tree_in_a_version_is_refused(folder: Path, tmp_path
         check_loaded({"files": [str(folder / "jobs.py")]}, "base", tree, repository)
 
 
+def test_only_a_metric_that_both_versions_return_is_measured() -> None:
+    quality = {"metric": "accuracy", "direction": "max", "margin": 0.1}
+
+    def quality_of(*metrics: str, of_script: bool = False) -> Any:
+        arms = {
+            arm: paired.Prepared(described={"quality": quality}, facts=facts(), phases_ms={}, metrics=frozenset({name}))
+            for arm, name in zip("AB", metrics, strict=True)
+        }
+        return paired.design_of(arms, OPTIONS, 0.0, of_script=of_script).quality
+
+    assert quality_of("accuracy", "accuracy").metric == "accuracy"
+    assert quality_of("accuracy", "f1") is None
+    assert quality_of("loss", "loss", of_script=True).metric == "loss"
+
+
+def test_a_script_that_ends_limits_the_updates() -> None:
+    arms = {
+        arm: paired.Prepared(described={}, facts=facts(step_ms=1.0), phases_ms={}, most_updates=most)
+        for arm, most in (("A", 40), ("B", 30))
+    }
+    options = Options(budget_s=60.0, floor_frac=0.03)
+    assert paired.design_of(arms, options, 0.0, of_script=True).updates == 30
+    long = {arm: paired.Prepared(described={}, facts=facts(step_ms=1.0), phases_ms={}) for arm in "AB"}
+    assert paired.design_of(long, options, 0.0, of_script=True).updates == 2500
+
+
 # What is refused, with status 3.
 
 

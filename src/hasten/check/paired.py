@@ -85,6 +85,7 @@ class Prepared:
         phases_ms: Phase -> milliseconds of an update.
         most_updates: Most updates that a script can count; None if it did not end.
         max_batches: Held-out batches that take a few seconds; None for all.
+        metrics: Names of the held-out metrics.
     """
 
     described: Mapping[str, Any]
@@ -92,6 +93,7 @@ class Prepared:
     phases_ms: dict[str, float]
     most_updates: int | None = None
     max_batches: int | None = None
+    metrics: frozenset[str] = frozenset()
 
     @property
     def quality(self) -> Quality | None:
@@ -114,13 +116,13 @@ def prepare(setting: TrialSetting, options: Options) -> Prepared:
         TrialError: It does not train. The message names the version.
     """
     slice_s = min(max(PROFILE_FRAC * options.budget_s, MIN_PROFILE_S), MAX_PROFILE_S)
-    max_batches = None
+    max_batches, metrics = None, frozenset[str]()
     with named((), setting.label), Trial(setting, EMPTY, seed=options.seed) as trial:
         described = trial.call("describe")
         answer = trial.call("profile", slice_s=slice_s, quick=True)
         if described.get("quality") and options.quality:
             started = monotonic()
-            trial.call("validate", max_batches=1)
+            metrics = frozenset(trial.call("validate", max_batches=1)["metrics"])
             max_batches = max(int(VALIDATION_S / max(monotonic() - started, 1e-3)), 1)
     profile, measured = answer["profile"], answer["facts"]
     facts = Facts(machine=read_shared_machine(setting.ranks), job=JobFacts(**profile["job"]), **measured)
@@ -132,6 +134,7 @@ def prepare(setting: TrialSetting, options: Options) -> Prepared:
         phases_ms={name: share * whole_ms for name, share in facts.phase_frac.items()},
         most_updates=steps,
         max_batches=max_batches,
+        metrics=metrics,
     )
 
 
@@ -142,12 +145,14 @@ def design_of(prepared: Mapping[str, Prepared], options: Options, deadline: floa
     updates = options.updates or int(min(max(COUNTED_S / max(step_s, 1e-6), MIN_UPDATES), MAX_UPDATES))
     ends = [arm.most_updates for arm in prepared.values() if arm.most_updates is not None]
     events = of_script and any(arm.facts.validation_s > 0 or arm.facts.checkpoint_s > 0 for arm in prepared.values())
-    metric = Quality(metric="loss", margin=math.inf) if of_script else base.quality if options.quality else None
+    quality = base.quality
+    if quality is not None and not all(quality.metric in arm.metrics for arm in prepared.values()):
+        quality = None  # not asked for, or one version does not return it
     return Design(
         updates=max(min([updates, *ends]), 1),
         uneven=events or bool(base.described.get("uneven")),
         seed=base.described.get("seed", 0) if options.seed is None else options.seed,
-        quality=metric,
+        quality=Quality(metric="loss", margin=math.inf) if of_script else quality,
         max_batches=base.max_batches,
         deadline=deadline,
         min_floor_frac=options.floor_frac,
@@ -257,7 +262,7 @@ def check_paired(
         sessions=comparisons,
         phases=_phases(sessions, verdict),
         memory=memory_change(*(_peaks(comparisons, arm) for arm in "AB")),
-        quality=quality_change(comparisons, last["A"].quality, of_script=bool(subject.command)),
+        quality=quality_change(comparisons, last["A"].quality if options.quality else None, of_script=bool(subject.command)),
         equal_losses=_equal_losses(comparisons),
         environment=tuple(environment_differences(last["A"].described, last["B"].described)),
         warnings=tuple(warnings),

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.stats import ALPHA, Interval, Verdict, judge, non_inferior, paired_interval
 from hasten.report.words import bytes_words, ms_words
@@ -298,8 +297,8 @@ def quality_change(sessions: Sequence[Comparison], quality: Quality | None, *, o
         return QualityChange(metric="training loss", verdict=found.verdict, why=found.why)
     if quality is None or not metrics["A"]:
         return None
-    try:
-        found = held_out_verdict(replace(sessions[0], metrics=metrics), quality)
-    except TrialError as error:  # one version does not return the metric
-        return QualityChange(metric=f"held-out {quality.metric}", verdict="undecided", why=str(error))
+    if not all(quality.metric in metric for metric in (*metrics["A"], *metrics["B"])):
+        why = f"the candidate's metric() does not return {quality.metric!r}, which the base's quality names"
+        return QualityChange(metric=f"held-out {quality.metric}", verdict="undecided", why=why)
+    found = held_out_verdict(replace(sessions[0], metrics=metrics), quality)
     return QualityChange(metric=f"held-out {quality.metric}", verdict=found.verdict, why=found.why)
