@@ -185,7 +185,7 @@ class Repository:
     def _untracked(self) -> tuple[list[str], list[str]]:
         """Return untracked files that may be code, and untracked data: large files, and folders without Python files."""
         listing = ("ls-files", "--others", "--exclude-standard", "-z")
-        code, data = [], []
+        code, data = list[str](), list[str]()
         python = self._names(*listing, "--", "*.py")
         for name in _possible(self._names(*listing, "--directory", "--no-empty-directory")):
             if not name.endswith("/"):
