@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all fuzz lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
+.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -37,6 +37,10 @@ test-all: test  ## the tests, then the long ones: whole tunings, every framework
 
 fuzz: setup  ## read damaged files of every format, for ten minutes each (about two hours)
 	HASTEN_FUZZ_S=600 $(BIN)/python -m pytest -q -n 2 -m long tests/data/test_fuzz.py
+
+test-tracking: setup  ## test the places for metrics whose packages are large: MLflow, Weights & Biases
+	.ci/install -e '.[tracking]'
+	$(BIN)/python -m pytest -q tests/monitor/test_sinks.py
 
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check

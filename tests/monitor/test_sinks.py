@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from urllib.request import urlopen
 
@@ -127,13 +127,15 @@ def test_wandb_reads_the_offline_run(tmp_path: Path) -> None:
 
     write_to(WeightsAndBiases(START, tmp_path))
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = list[dict[str, float]]()
-    for data in _log_records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    records, until = list[Any](), monotonic() + 20
+    while not any(record.HasField("exit") for record in records) and monotonic() < until:  # its service may write later
+        sleep(0.05)
+        records = [wandb_internal_pb2.Record.FromString(data) for data in _log_records(path.read_bytes())]
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
     assert {int(row["_step"]): row["training/loss"] for row in rows} == LOSSES
 
 
