@@ -20,7 +20,10 @@ from benchmarks import tables
 from benchmarks.tuning import results
 from hasten.monitor.catalogue import samplers
 from hasten.monitor.metric import units as units_of
+from hasten.monitor.sampler import Host
+from hasten.monitor.sink import parse_sink
 from hasten.monitor.sinks.prometheus import prometheus_name
+from hasten.monitor.window import Start, Window
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -101,6 +104,21 @@ def test_the_dashboard_for_grafana_asks_for_metrics_that_prometheus_gets() -> No
     for panel in made["panels"]:
         assert panel["title"]
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_the_sampler_and_the_place_in_the_guide_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "guides" / "monitor.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, space)  # noqa: S102 - the code of the page
+    sampler = space["Disk"](Host())
+    sampler.folder = str(tmp_path)
+    values = sampler.sample()
+    assert set(values) == {metric.name for metric in space["Disk"].card.metrics}
+    request = parse_sink("printed:>", {"printed": space["Printed"]})
+    place = request.kind(Start(run="r"), tmp_path, **request.options)
+    place.write(Window(start=Start(run="r"), number=0, from_step=0, to_step=2, at=0.0, seconds=1.0, values=values))
+    place.close()
+    assert capsys.readouterr().out.startswith("> 2 {'scratch.free': ")
 
 
 def test_the_notebook_becomes_a_page_with_its_code_and_output() -> None:
