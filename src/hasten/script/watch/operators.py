@@ -102,9 +102,8 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
 
     Returns:
         `steps`; `calls`: operators in a step; `call_us`: duration of a minimal call; `python`: phase -> share of its time
-        without operators; `python_s`: the same in seconds per step, which tracing does not lengthen; of forward and backward
-        together, `arithmetic_frac` and `overhead_frac`; `lines`: file, line and share of the time without operators in other
-        phases and of all time in `other`.
+        without operators; `python_s`: the same in seconds per step, which tracing does not lengthen; of forward and backward together, `arithmetic_frac` and `overhead_frac`; `lines`: file, line and
+        share of the time without operators in other phases and of all time in `other`.
     """
     if len(trace.slots) < 2:
         return None
