@@ -95,10 +95,8 @@ def test_python_between_the_passes_is_no_arithmetic_and_has_its_line() -> None:
     assert file == __file__
     assert first < line < first + 6
     assert share > 0.4
-    phases = moved(
-        {"forward": 0.9, "backward": 0.05, "optimizer": 0.03, "other": 0.02}, found, 2 * found["python_s"]["forward"]
-    )
-    assert phases["other"] == pytest.approx(0.52, abs=0.06)
+    phases = moved({"forward": 0.9, "backward": 0.05, "optimizer": 0.03, "other": 0.02}, found)
+    assert phases["other"] > 0.4 > phases["backward"]
     assert sum(phases.values()) == pytest.approx(1.0)
 
 
@@ -166,7 +164,7 @@ def test_a_small_operator_is_overhead_as_a_whole() -> None:
 
 def test_nothing_is_said_without_a_trace() -> None:
     assert analyze(Trace(slots=[], ops=[])) is None
-    assert moved({"forward": 0.5}, None, 1.0) == {"forward": 0.5}
+    assert moved({"forward": 0.5}, None) == {"forward": 0.5}
 
 
 class Rows(Dataset[torch.Tensor]):

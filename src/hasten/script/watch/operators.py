@@ -102,7 +102,7 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
 
     Returns:
         `steps`; `calls`: operators in a step; `call_us`: duration of a minimal call; `python`: phase -> share of its time
-        without operators; `python_s`: the same in seconds per step, which tracing does not lengthen; of forward and backward together, `arithmetic_frac` and `overhead_frac`; `lines`: file, line and
+        without operators; of forward and backward together, `arithmetic_frac` and `overhead_frac`; `lines`: file, line and
         share of the time without operators in other phases and of all time in `other`.
     """
     if len(trace.slots) < 2:
@@ -133,7 +133,6 @@ def analyze(trace: Trace) -> dict[str, Any] | None:
         "calls": round(calls / max(trace.steps, 1)),
         "call_us": trace.call_ns / 1e3,
         "python": {name: part.python_ns / part.whole_ns if part.whole_ns else 0.0 for name, part in sums.items()},
-        "python_s": {name: part.python_ns / 1e9 / max(trace.steps, 1) for name, part in sums.items()},
         "arithmetic_frac": min(calls_ns, rest_ns) / known_ns,
         "overhead_frac": max(rest_ns - calls_ns, 0.0) / known_ns,
         "lines": _lines([*_within(trace.samples, sorted([*gaps, *others])), *_within(trace.within_torch, others)]),
@@ -350,18 +349,16 @@ def _operators(profiler: Any) -> Iterable[tuple[str, int, int]]:
             yield name, event.start_ns(), event.start_ns() + event.duration_ns()
 
 
-def moved(phases: Mapping[str, float], found: Mapping[str, Any] | None, step_s: float) -> dict[str, float]:
+def moved(phases: Mapping[str, float], found: Mapping[str, Any] | None) -> dict[str, float]:
     """Return the shares of phases with the time that is not spent in operators counted as other.
 
     Args:
         phases: Phase -> share.
         found: The result of `analyze`; None if nothing was traced.
-        step_s: Seconds of a step, without tracing.
     """
     result = dict(phases)
-    for name, seconds in (found or {"python_s": {}})["python_s"].items():
+    for name, frac in (found or {"python": {}})["python"].items():
         if name != "other":
-            share = min(seconds / step_s, phases[name])
-            result[name] -= share
-            result["other"] += share
+            result[name] -= phases[name] * frac
+            result["other"] += phases[name] * frac
     return result

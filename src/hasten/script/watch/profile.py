@@ -375,7 +375,7 @@ def make_profile(
     seconds, steps = phase_seconds(real)
     whole = sum(seconds.values())
     operators = None if trace is None else trace.get("operators")
-    phases = moved({name: value / whole for name, value in seconds.items()}, operators, whole / steps)
+    phases = moved({name: value / whole for name, value in seconds.items()}, operators)
     gains = ceilings(real, replay, silent, cut)
     if operators:
         gains.pop("compute", None)
