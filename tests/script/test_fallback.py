@@ -7,8 +7,11 @@ import functools
 import importlib
 import inspect
 import math
+import os
 import pkgutil
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +41,9 @@ IN_SCRIPTS = sorted(
 SETTINGS: dict[str, dict[str, Any]] = {"allocator": {"kind": "glibc_tuned"}}
 NOT_HERE = {"cuda_graphs", "cudnn_benchmark"}
 """Refuse to be applied without a GPU."""
+OF_THE_PROCESS = {"flush_denormals"}
+"""A fault while it is undone changes the process for good, so it is tested in a process of its own."""
+OWN_PROCESS = "HASTEN_TEST_OWN_PROCESS"
 
 
 class Net(nn.Module):
@@ -355,7 +361,11 @@ SLOWER = {"compile", "sample_store"}
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.long) if name in SLOWER else name for name in IN_SCRIPTS if name not in NOT_HERE],
+    [
+        pytest.param(name, marks=pytest.mark.long) if name in SLOWER else name
+        for name in IN_SCRIPTS
+        if name not in NOT_HERE and (name in OF_THE_PROCESS) == (OWN_PROCESS in os.environ)
+    ],
 )
 def test_a_fault_in_any_function_of_a_technique_does_not_reach_the_script(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -394,3 +404,12 @@ def test_a_fault_in_any_function_of_a_technique_does_not_reach_the_script(
         fault.armed = 0
         if host.stopped and "were dropped" not in host.failures[name]:  # a backward pass cannot be repeated
             assert run.losses[LATER:] == plain_from(run), fault.name
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_fault_in_techniques_of_the_process_does_not_reach_the_script() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "fault_in_any_function"]
+    done = subprocess.run(command, env={**os.environ, OWN_PROCESS: "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(OF_THE_PROCESS)} passed" in done.stdout
