@@ -151,6 +151,7 @@ def run_breached(folder: Path, on_breach: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_a_breach_the_run_goes_on_from_its_checkpoint_without_the_plan(tmp_path: Path) -> None:
     done = run_breached(tmp_path, "fallback")
     assert done.returncode == 0, done.stderr
