@@ -21,7 +21,7 @@ from hasten.check.paired import Options, prepare
 from hasten.check.repository import PREFIX, Repository
 from hasten.check.subject import Subject, check_loaded
 from hasten.core.errors import HastenError
-from hasten.core.stats import Verdict
+from hasten.core.stats import TRAINING_LOSS, Verdict
 from hasten.tune.proof.compare import Comparison
 from tests.check.repositories import commit, git, new_repository, worktrees
 from tests.check.test_result import session
@@ -149,7 +149,7 @@ def test_only_a_metric_that_both_versions_return_is_measured() -> None:
 
     assert quality_of("accuracy", "accuracy").metric == "accuracy"
     assert quality_of("accuracy", "f1") is None
-    assert quality_of("loss", "loss", of_script=True).metric == "loss"
+    assert quality_of("loss", "loss", of_script=True).metric == TRAINING_LOSS
 
 
 def test_a_script_that_ends_limits_the_updates() -> None:
@@ -287,7 +287,7 @@ def test_an_unmodified_script_that_ends_early_is_compared_with_fewer_updates(fol
     assert 0 < updates.pop() < 200
     assert found["candidate"]["changed"]
     assert found["phases"]["candidate_ms"]["backward"] > 0
-    assert found["quality"]["metric"] == "training loss"
+    assert found["quality"]["metric"] == TRAINING_LOSS
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from hasten.check.result import (
 )
 from hasten.check.subject import environment_differences, import_paths
 from hasten.core.job import Quality
-from hasten.core.stats import Interval, Verdict
+from hasten.core.stats import TRAINING_LOSS, Interval, Verdict
 from hasten.report import schema
 from hasten.tune.proof.compare import Comparison, read_look
 from hasten.tune.trials.samples import Sample
@@ -120,11 +120,13 @@ def test_the_held_out_quality_of_jobs_and_the_training_loss_of_scripts_are_judge
     assert worse is not None
     assert worse.verdict == "worse"
     assert worse.metric == "held-out accuracy"
-    losses = [{"loss": value} for value in (1.0, 1.01, 0.99, 1.0, 1.0)]
+    losses = [{TRAINING_LOSS: value} for value in (1.0, 1.01, 0.99, 1.0, 1.0)]
     same = quality_change([with_metrics(losses, losses)], None, of_script=True)
     assert same is not None
     assert same.verdict == "not_worse"
-    grown = quality_change([with_metrics(losses, [{"loss": 2 * m["loss"]} for m in losses])], None, of_script=True)
+    grown = quality_change(
+        [with_metrics(losses, [{TRAINING_LOSS: 2 * m[TRAINING_LOSS]} for m in losses])], None, of_script=True
+    )
     assert grown is not None
     assert grown.verdict == "worse"
 
@@ -135,7 +137,7 @@ def test_versions_without_a_common_metric_are_undecided_and_say_why() -> None:
     assert found is not None
     assert found.verdict == "undecided"
     assert found.why == "the candidate's metric() does not return 'accuracy', which the base's quality names"
-    assert quality_change([with_metrics([{"loss": 1.0}], [])], None, of_script=True) is None
+    assert quality_change([with_metrics([{TRAINING_LOSS: 1.0}], [])], None, of_script=True) is None
 
 
 def test_differences_of_the_environment_are_named() -> None:

@@ -34,7 +34,7 @@ from hasten.core.facts import Facts, JobFacts
 from hasten.core.job import Quality
 from hasten.core.machine import Machine
 from hasten.core.plan import Plan
-from hasten.core.stats import Verdict
+from hasten.core.stats import TRAINING_LOSS, Verdict
 from hasten.report.words import wall_ms
 from hasten.train.process_group import read_shared_machine
 from hasten.tune.baseline import VALIDATION_S
@@ -152,7 +152,7 @@ def design_of(prepared: Mapping[str, Prepared], options: Options, deadline: floa
         updates=max(min([updates, *ends]), 1),
         uneven=events or bool(base.described.get("uneven")),
         seed=base.described.get("seed", 0) if options.seed is None else options.seed,
-        quality=Quality(metric="loss", margin=math.inf) if of_script else quality,
+        quality=Quality(metric=TRAINING_LOSS, margin=math.inf) if of_script else quality,
         max_batches=base.max_batches,
         deadline=deadline,
         min_floor_frac=options.floor_frac,

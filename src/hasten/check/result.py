@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hasten.core.job import Quality
-from hasten.core.stats import ALPHA, Interval, Verdict, judge, non_inferior, paired_interval
+from hasten.core.stats import ALPHA, TRAINING_LOSS, Interval, Verdict, judge, non_inferior, paired_interval
 from hasten.report.words import bytes_words, ms_words
 from hasten.tune.proof.compare import Comparison, held_out_verdict, interval_fields
 
@@ -288,13 +288,13 @@ def quality_change(sessions: Sequence[Comparison], quality: Quality | None, *, o
     """Return the verdict on the held-out metric of a job or on the training loss of a script; None if there is none."""
     metrics = {arm: [metric for session in sessions for metric in session.metrics[arm]] for arm in "AB"}
     if of_script:
-        losses = {arm: [metric["loss"] for metric in metrics[arm] if "loss" in metric] for arm in "AB"}
+        losses = {arm: [metric[TRAINING_LOSS] for metric in metrics[arm] if TRAINING_LOSS in metric] for arm in "AB"}
         if not losses["A"] or len(losses["A"]) != len(losses["B"]):
             return None
         spread = max(losses["A"]) - min(losses["A"])
         margin = max(spread, LOSS_MARGIN_FRAC * max(map(abs, losses["A"])), 1e-12)
         found = non_inferior(losses["A"], losses["B"], direction="min", margin=margin)
-        return QualityChange(metric="training loss", verdict=found.verdict, why=found.why)
+        return QualityChange(metric=TRAINING_LOSS, verdict=found.verdict, why=found.why)
     if quality is None or not metrics["A"]:
         return None
     if not all(quality.metric in metric for metric in (*metrics["A"], *metrics["B"])):
