@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import inspect
 import json
@@ -69,6 +68,16 @@ def variants() -> list[Any]:
     ]
 
 
+def is_detected_without(item: Optimization) -> bool:
+    """Return whether the evidence of an optimization holds in a process without it."""
+    if getattr(item, "kind", "") == "glibc_tuned":  # earlier tests may have left free memory here that fits its large block
+        code = "from hasten.optimizations.allocator import _glibc_checks as f; print(all(check.passed for check in f()))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.strip() == "True"
+    plain = make_loop(CASES[item.card.name].job())
+    return all(check.passed for check in item.evidence(plain.live, trace_step(plain)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("item", variants())
 def test_it_is_proved_in_a_process_of_its_own(item: Optimization, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -76,11 +85,7 @@ def test_it_is_proved_in_a_process_of_its_own(item: Optimization, tmp_path_facto
     name = item.card.name
     folder = tmp_path_factory.mktemp(name)
     assert item.environment() == required_environment([item])
-    plain = make_loop(CASES[name].job())
-    if hasattr(ctypes.CDLL(None), "malloc_trim"):
-        ctypes.CDLL(None).malloc_trim(0)  # earlier tests may have left free memory in the heap that fits a large block
-    checks = item.evidence(plain.live, trace_step(plain))
-    assert not all(check.passed for check in checks), "the negative control detected the mechanism in a plain process"
+    assert not is_detected_without(item), "the negative control detected the mechanism in a plain process"
     with Trial(TrialSetting(target=target_of(name), folder=folder), Plan(optimizations=(item,))) as trial:
         evidence = trial.call("trace")["evidence"]
         losses = trial.call("run", updates=UPDATES)["losses"]
