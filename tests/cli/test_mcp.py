@@ -15,13 +15,14 @@ from unittest import mock
 import pytest
 
 pytest.importorskip("mcp")
+import anyio
 from mcp import Client, StdioServerParameters
 
 from hasten.cli.mcp_server import make_server, without_bulk
 from hasten.report.evidence import parse, save
 from tests.cli.called import called
 from tests.report.sample import full
-from tests.tune.jobs import write_job
+from tests.tune.jobs import children, write_job
 
 
 def talk(folder: Path, act: Callable[[Client], Coroutine[Any, Any, Any]]) -> Any:
@@ -147,3 +148,27 @@ def test_over_real_pipes_a_command_is_announced_run_and_its_failure_told(tmp_pat
     assert "has no `Missing`" in bad.content[0].text
     assert json.dumps(good.structured_content)
     assert not list(Path(tempfile.gettempdir()).glob("hasten-mcp-*"))
+
+
+@pytest.mark.slow
+def test_a_cancelled_call_ends_its_command(tmp_path: Path) -> None:
+    target = write_job(tmp_path)
+    before = children()
+    seen: list[int] = []
+
+    async def main() -> None:
+        async with Client(make_server(tmp_path)) as client:
+            with anyio.CancelScope() as scope:
+
+                async def cancel_at_work(progress: float, total: float | None, message: str | None) -> None:
+                    if progress >= 1:
+                        seen.append(len(children() - before))
+                        scope.cancel()
+
+                await client.call_tool("tune", {"target": target, "budget": "5m"}, progress_callback=cancel_at_work)
+            with anyio.fail_after(40):
+                while children() - before:  # noqa: ASYNC110 - processes set no event
+                    await anyio.sleep(0.1)
+
+    asyncio.run(main())
+    assert seen[0] > 0
