@@ -93,6 +93,17 @@ def test_steps_that_a_resumed_run_repeats_are_shown_once(tmp_path: Path) -> None
     assert [window.to_step for window in rank.windows] == [20 * (number + 1) for number in range(40)]
 
 
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "good")
+    newer = tmp_path / "newer/windows.jsonl"
+    newer.parent.mkdir()
+    newer.write_text('{"kind": "start", "schema": 99, "run": "x"}\n')
+    watch = Watch([tmp_path])
+    assert sorted(len(windows) for _, windows in watch.update()) == [0, 30]
+    told = {rank.name: describe(rank)["how"] for rank in watch.ranks}
+    assert "newer version of Hasten" in told["newer"]
+
+
 def test_a_folder_that_does_not_exist_is_refused() -> None:
     with pytest.raises(DataError, match="no-such does not exist"):
         Watch([Path("no-such")])

@@ -21,7 +21,7 @@ _KEPT = 4096
 """Windows of a rank that are kept in memory; the oldest leave."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watched:
     """A rank of a run.
 
@@ -31,6 +31,7 @@ class Watched:
         rank: The rank.
         reader: Reads its windows.
         windows: The windows so far, the newest last.
+        error: Why its file cannot be read; empty if it can. The other runs are still shown.
     """
 
     folder: Path
@@ -38,10 +39,15 @@ class Watched:
     rank: int
     reader: WindowsReader
     windows: list[Window] = field(default_factory=list)
+    error: str = ""
 
     def update(self) -> list[Window]:
         """Read the windows that were added, and return them. Those that a resumed run repeats replace the earlier ones."""
-        added = list(self.reader.new())
+        try:
+            added = list(self.reader.new())
+        except DataError as error:
+            self.error = str(error)
+            return []
         for window in added:
             if self.windows and window.start is not self.windows[-1].start:
                 while self.windows and self.windows[-1].to_step > window.start.step:
@@ -113,7 +119,7 @@ def describe(rank: Watched) -> dict[str, Any]:
         "world": start.world if start else 1,
         "host": start.host if start else "",
         "state": told["state"],
-        "how": told["how"],
+        "how": rank.error or told["how"],
         "target": told["target"],
         "plan": told["plan"],
         "planned": told["planned"],
