@@ -72,7 +72,7 @@ def planetoid(folder: Path) -> None:
 def super_resolution(folder: Path) -> None:
     """Random patches and images, blurred and sharp, in the two HDF5 files that SRCNN reads."""
     try:
-        import h5py  # type: ignore[import-not-found]  # noqa: PLC0415 - needed for one script alone
+        import h5py  # noqa: PLC0415 - needed for one script alone
     except ImportError as error:
         raise MachineError("The patches are kept in HDF5, but h5py is not installed: pip install h5py.") from error
     random = np.random.default_rng(0)

@@ -1,0 +1,116 @@
+"""Arrays as files store them: raw values, read in blocks that do not depend on each other."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hasten.core.errors import CorruptError
+
+Raw = NDArray[Any]
+Block = tuple[slice, ...]
+"""One range per axis of an array."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(ABC):
+    """One array of one file. It keeps no file open, so it can be sent to other processes.
+
+    Attributes:
+        path: The file, or the folder of a Zarr store.
+        name: Name of the array in the file.
+        dims: Names of its dimensions.
+        shape: Size of each dimension.
+        dtype: Type of the raw values, with their byte order.
+        attrs: Attributes in plain types: text, NumPy scalars and arrays.
+        grain: Shape of the smallest part that can be read efficiently, such as a chunk.
+        way: How it is read, and why.
+    """
+
+    path: Path
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    attrs: Mapping[str, Any]
+    grain: tuple[int, ...]
+    way: str
+
+    block_bytes: ClassVar[int] = 2**22
+    """Maximum size of a block, unless the grain is larger."""
+
+    @abstractmethod
+    def load(self, block: Block) -> Raw:
+        """Return the raw values of a block. Several threads may call it at the same time.
+
+        Raises:
+            CorruptError: The bytes are missing, truncated or modified.
+        """
+
+    def blocks(self, start: int, stop: int) -> list[Block]:
+        """Divide `start` to `stop` of the first axis, and all of the other axes, into blocks that end where grains end."""
+        budget = self.block_bytes // self.dtype.itemsize // math.prod(self.grain)
+        cuts = []
+        spans = [(start, stop), *((0, size) for size in self.shape[1:])]
+        for (first, last), grain in zip(reversed(spans), reversed(self.grain), strict=True):
+            grains = max(1, min(budget, -(-last // grain) - first // grain))
+            budget //= grains
+            step = grains * grain
+            edges = [first, *range((first // step + 1) * step, last, step), last]
+            cuts.append([slice(*pair) for pair in pairwise(edges)])
+        return list(product(*reversed(cuts)))
+
+    def all(self) -> Raw:
+        """Return all raw values, for coordinates and other small arrays."""
+        return np.array(self.load(tuple(slice(0, size) for size in self.shape)))
+
+    @property
+    def where(self) -> str:
+        """The file and the variable, for messages."""
+        return f"{self.path}: {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped(Stored):
+    """An array whose bytes are in the file as they are: each read maps its range into memory, and copies nothing.
+
+    Attributes:
+        offset: Where the first value is, in bytes.
+        strides: Distance of neighbours along each axis, in bytes.
+    """
+
+    offset: int
+    strides: tuple[int, ...]
+
+    def load(self, block: Block) -> Raw:
+        """Return a view of the file."""
+        shape = tuple(part.stop - part.start for part in block)
+        first = self.offset + sum(part.start * stride for part, stride in zip(block, self.strides, strict=True))
+        length = sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True)) + self.dtype.itemsize
+        skip = first % mmap.ALLOCATIONGRANULARITY
+        try:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), skip + length, access=mmap.ACCESS_READ, offset=first - skip)
+        except (OSError, ValueError) as error:  # ValueError: the range is beyond the end of the file
+            raise CorruptError(f"{self.where}: bytes {first:,} to {first + length:,} cannot be read: {error}.") from error
+        return np.ndarray(shape, self.dtype, mapped, skip, self.strides)
+
+
+def plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with text as `str`, and arrays of one value as that value."""
+    return {str(name): _plain(value) for name, value in attrs.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(())[()]
+    return value.decode("utf-8", "replace").strip("\0 ") if isinstance(value, bytes) else value
