@@ -1,4 +1,4 @@
-"""Import packages of the extra `recipes` on first use, and compile functions with Numba."""
+"""Import packages of the recipes' extras on first use, and compile functions with Numba."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from hasten.core.errors import MachineError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def needed(name: str) -> Any:
-    """Import a module of the extra `recipes`, or a Hasten module that depends on one.
+def needed(name: str, *, extra: str = "recipes") -> Any:
+    """Import a module of an extra, or a Hasten module that depends on one.
+
+    Args:
+        name: The module.
+        extra: The extra that installs it.
 
     Raises:
         MachineError: The package is not installed.
@@ -22,7 +26,7 @@ def needed(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise MachineError(
-            f"this recipe needs the package {error.name}, which is not installed: pip install 'hasten[recipes]'."
+            f"this recipe needs the package {error.name}, which is not installed: pip install 'hasten[{extra}]'."
         ) from error
 
 

@@ -1,0 +1,1 @@
+"""Gridded data in space and time: forecasting jobs for NetCDF and Zarr files, with physics."""
