@@ -51,7 +51,7 @@ def write_run(folder: Path, count: int = 30, *, rank: int = 0, step: int = 0, al
         file.write(replace(window(number, start=start), values=values))
     file.close()
     if alert:
-        AlertsFile(folder)(ALERT, folder.name)
+        AlertsFile(folder=folder)(ALERT, folder.name)
     if plan:
         (folder / "hasten.toml").write_text(plan)
     return folder
@@ -102,6 +102,19 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> N
     assert sorted(len(windows) for _, windows in watch.update()) == [0, 30]
     told = {rank.name: describe(rank)["how"] for rank in watch.ranks}
     assert "newer version of Hasten" in told["newer"]
+
+
+def test_files_are_read_again_only_if_they_have_changed(runs: Path) -> None:
+    watch = Watch([Path("jobs/one")])
+    watch.update()
+    (rank,) = watch.ranks
+    reads: list[Path] = []
+    for _ in range(3):
+        rank.read(reads.append, "alerts.jsonl", "incidents.jsonl")
+    assert reads == [Path("jobs/one")]
+    (runs / "jobs/one/incidents.jsonl").write_text("{}")
+    rank.read(reads.append, "alerts.jsonl", "incidents.jsonl")
+    assert len(reads) == 2
 
 
 def test_a_folder_that_does_not_exist_is_refused() -> None:
@@ -169,7 +182,7 @@ def test_the_server_answers_only_reads_with_the_token(address: str) -> None:
     status, head = ask(address, f"/hasten/?token={token}")
     assert (status, head["location"]) == (303, "/hasten/")
     assert "HttpOnly" in head["set-cookie"]
-    assert "SameSite=Strict" in head["set-cookie"]
+    assert "SameSite=strict" in head["set-cookie"]
     own = {"Cookie": head["set-cookie"].split(";")[0]}
     wanted = {
         "/hasten/": 200, "/hasten/runs.json": 200, "/": 200, "/nothing": 404, "/hasten/../../etc/passwd": 404,

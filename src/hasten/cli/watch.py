@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +15,8 @@ from hasten.cli.command import run_names
 from hasten.cli.say import console, say
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hasten.monitor.watch.runs import Watch
 
 _TEXT_EVERY_S = 1.0
@@ -39,12 +43,14 @@ def watch(
         _draw(watched, once=once)
         return
     from hasten.monitor.watch.server import serve
+    from hasten.report.page import source
 
-    with serve(watched, port=port) as address:
+    with serve(watched, port=port, colours=source("phases.css")) as address:
         say(f"Runs: {len(watched.ranks)}. Watch them at\n{address}\nCtrl-C ends it.")
         if browser:
             webbrowser.open(address)
-        _until_interrupted()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def _draw(watched: Watch, *, once: bool) -> None:
@@ -52,23 +58,14 @@ def _draw(watched: Watch, *, once: bool) -> None:
 
     from hasten.monitor.watch.text import draw
 
-    watched.update()
+    def drawn() -> RenderableType:
+        watched.update()
+        return draw(watched.ranks, console.width)
+
     if once:
-        console.print(draw(watched.ranks, console.width))
+        console.print(drawn())
         return
-    with Live(draw(watched.ranks, console.width), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        try:
-            while True:
-                sleep(_TEXT_EVERY_S)
-                watched.update()
-                live.update(draw(watched.ranks, console.width), refresh=True)
-        except KeyboardInterrupt:
-            return
-
-
-def _until_interrupted() -> None:
-    try:
+    with suppress(KeyboardInterrupt), Live(drawn(), console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
-            sleep(3600)
-    except KeyboardInterrupt:
-        return
+            sleep(_TEXT_EVERY_S)
+            live.update(drawn(), refresh=True)

@@ -121,13 +121,10 @@ class WindowsReader:
 
 def last_step(run: Path) -> int:
     """Return the last step in the windows of rank 0; 0 if there are none, or if they cannot be read."""
-    last = 0
     try:
-        for window in WindowsReader(windows_path(run)).new():
-            last = window.to_step
+        return max((window.to_step for window in read_windows(windows_path(run))[-1:]), default=0)
     except DataError:
         return 0
-    return last
 
 
 def read_windows(path: Path) -> list[Window]:
@@ -138,8 +135,13 @@ def read_windows(path: Path) -> list[Window]:
     """
     windows: list[Window] = []
     for window in WindowsReader(path).new():
-        if windows and window.start is not windows[-1].start:
-            while windows and windows[-1].to_step > window.start.step:
-                windows.pop()
-        windows.append(window)
+        keep(windows, window)
     return windows
+
+
+def keep(windows: list[Window], window: Window) -> None:
+    """Append a window. If it begins a later part of the run, remove the windows that this part repeats."""
+    if windows and window.start is not windows[-1].start:
+        while windows and windows[-1].to_step > window.start.step:
+            windows.pop()
+    windows.append(window)

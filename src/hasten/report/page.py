@@ -52,7 +52,7 @@ def render_page(environment: jinja2.Environment, template: str, plots: Mapping[s
         context: Other variables of the template.
     """
     drawn = {name: plot for name, plot in plots.items() if not isinstance(plot, str)}
-    plotly, page = (_plotly() if drawn else ""), _source(environment, "report.js")
+    plotly, page = (_plotly() if drawn else ""), source("report.js")
     hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in (plotly, page) if script)
     return environment.get_template(template).render(
         **context,
@@ -60,7 +60,7 @@ def render_page(environment: jinja2.Environment, template: str, plots: Mapping[s
         heights={name: plot["layout"]["height"] for name, plot in drawn.items()},
         figures_json=_json(drawn),
         hashes=hashes,
-        css=_source(environment, "report.css"),
+        css=source("report.css"),
         script=page,
         plotly=plotly,
     )
@@ -87,8 +87,9 @@ def _json(value: Any) -> str:
     return escaped
 
 
-def _source(environment: jinja2.Environment, name: str) -> str:
-    return environment.get_template(name).render()
+def source(name: str) -> str:
+    """Return a style sheet or script of the pages, such as `phases.css` with the colour of each phase."""
+    return environment().get_template(name).render()
 
 
 @functools.cache

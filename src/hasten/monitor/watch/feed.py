@@ -17,6 +17,7 @@ from hasten.core.files import write_atomically
 from hasten.monitor.alerts.judge import EVENTS
 from hasten.monitor.watch.runs import Watch, Watched, describe
 from hasten.monitor.window import Window
+from hasten.train.clock import PHASES
 
 PROJECT = "runs"
 RUNS = "runs.json"
@@ -42,13 +43,13 @@ class Feed:
         runs = [describe(rank) for rank in self._watch.ranks]
         for run in runs:
             self._tell(run["id"], run["alerts"])
-        text = json.dumps({"project": PROJECT, "events": EVENTS, "runs": runs}, allow_nan=False, default=str)
+        told = {"project": PROJECT, "events": EVENTS, "phases": PHASES, "runs": runs}
+        text = json.dumps(told, allow_nan=False, default=str)
         write_atomically(self._page / RUNS, text.encode())
 
     def _tell(self, run: str, alerts: Sequence[dict[str, Any]]) -> None:
         """Give Trackio the alerts that are new."""
-        new = alerts[self._alerts.get(run, 0) :]
-        self._alerts[run] = len(alerts)
+        new, self._alerts[run] = alerts[self._alerts.get(run, 0) :], len(alerts)
         if new:
             SQLiteStorage.bulk_alert(
                 PROJECT,

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from hasten.core.errors import DataError
-from hasten.monitor.alerts.deliver import read_alerts
-from hasten.monitor.alerts.engine import Alert
+from hasten.monitor.alerts.deliver import ALERTS, read_alerts
+from hasten.monitor.alerts.engine import episodes
 from hasten.monitor.window import Window
-from hasten.monitor.windows_file import WindowsReader, windows_files
-from hasten.train.records.reports import read_incidents
-from hasten.train.records.runs import DEPTH, Run, open_run, summary
+from hasten.monitor.windows_file import WindowsReader, keep, windows_files
+from hasten.train.guards.incidents import INCIDENTS
+from hasten.train.periodic import METRICS
+from hasten.train.records.lock import is_running
+from hasten.train.records.record import PLAN, RECORD, ended_words
+from hasten.train.records.reports import finite, read_incidents, skim_reports
+from hasten.train.records.runs import Run, find_runs, open_run, state_of
 
 _KEPT = 4096
 """Windows of a rank that are kept in memory; the oldest leave."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Watched:
     reader: WindowsReader
     windows: list[Window] = field(default_factory=list)
     error: str = ""
+    _read: dict[str, tuple[object, Any]] = field(default_factory=dict)
 
     def update(self) -> list[Window]:
         """Read the windows that were added, and return them. Those that a resumed run repeats replace the earlier ones."""
@@ -49,12 +54,17 @@ class Watched:
             self.error = str(error)
             return []
         for window in added:
-            if self.windows and window.start is not self.windows[-1].start:
-                while self.windows and self.windows[-1].to_step > window.start.step:
-                    self.windows.pop()
-            self.windows.append(window)
+            keep(self.windows, window)
         del self.windows[:-_KEPT]
         return added
+
+    def read(self, read: Callable[[Path], T], *names: str) -> T:
+        """Return what `read` returns for the folder, called again only if one of these files has changed."""
+        key, stamp = " ".join(names), [_stamp(self.folder / name) for name in names]
+        if key not in self._read or self._read[key][0] != stamp:
+            self._read[key] = stamp, read(self.folder)
+        value: T = self._read[key][1]
+        return value
 
 
 class Watch:
@@ -76,11 +86,10 @@ class Watch:
 
     def update(self) -> list[tuple[Watched, list[Window]]]:
         """Look for new runs and read new windows. Return each rank with its new windows."""
-        for folder in self._folders:
-            for run in run_folders(folder):
-                for path in windows_files(run):
-                    if path not in self._ranks:
-                        self._ranks[path] = _watched(run, path)
+        paths = (path for folder in self._folders for run in find_runs(folder) for path in windows_files(run))
+        for path in paths:
+            if path not in self._ranks:
+                self._ranks[path] = _watched(path)
         return [(rank, rank.update()) for rank in self._ranks.values()]
 
     @property
@@ -89,63 +98,55 @@ class Watch:
         return list(self._ranks.values())
 
 
-def run_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folders with windows, in this folder and below. Links are not followed."""
-    for place, folders, names in os.walk(folder):
-        path = Path(place)
-        if "windows.jsonl" in names:
-            yield path
-        deep = len(path.relative_to(folder).parts) >= DEPTH
-        folders[:] = [] if deep else sorted(name for name in folders if not name.startswith((".", "__")))
-
-
-def _watched(run: Path, path: Path) -> Watched:
-    rank = int(path.stem.partition("-")[2] or 0)
-    name = run.as_posix() if not run.is_absolute() else run.name
+def _watched(path: Path) -> Watched:
+    run, rank = path.parent, int(path.stem.partition("-")[2] or 0)
+    name = run.name if run.is_absolute() else run.as_posix()
     return Watched(run, f"{name} rank {rank}" if rank else name, rank, WindowsReader(path))
 
 
 def describe(rank: Watched) -> dict[str, Any]:
     """Return the state of a rank as plain data, for the list of runs. Paths are those that the user gave."""
-    run = _open(rank.folder)
-    told = summary(run, now_s=time())
-    newest = next((window for window in reversed(rank.windows) if window.steps), None)
-    start = rank.reader.start
-    alerts = [alert for alert in read_alerts(rank.folder) if alert.rank == rank.rank]
+    record, plan, proved = rank.read(_record, RECORD, PLAN)
+    last, held_out = rank.read(skim_reports, METRICS)
+    alerts = [alert for alert in rank.read(read_alerts, ALERTS) if alert.rank == rank.rank]
+    fired, start, newest = episodes(alerts), rank.reader.start, rank.windows[-1] if rank.windows else None
+    stepped = next((window for window in reversed(rank.windows) if window.steps), None)
+    step = newest.to_step if newest else 0
+    part = record.get("parts", [{}])[-1]
     return {
         "id": rank.name,
-        "run": rank.name.partition(" rank ")[0],
         "rank": rank.rank,
-        "world": start.world if start else 1,
-        "host": start.host if start else "",
-        "state": told["state"],
-        "how": rank.error or told["how"],
-        "target": told["target"],
-        "plan": told["plan"],
-        "planned": told["planned"],
-        "held_out": told["held_out"],
-        "proved": dict(run.proved),
-        "age_s": time() - (rank.windows[-1].at + rank.windows[-1].seconds) if rank.windows else None,
-        "step": rank.windows[-1].to_step if rank.windows else 0,
+        "state": state_of(record, running=is_running(rank.folder)),
+        "how": rank.error or ended_words(part),
+        "target": record.get("target") or None,
+        "plan": plan,
+        "planned": part.get("planned", last.get("planned")),
+        "held_out": {name: finite(value) for name, value in held_out[-1]["held_out"].items()} if held_out else {},
+        "proved": proved,
+        "age_s": time() - (newest.at + newest.seconds) if newest else None,
+        "step": step,
         "units": dict(start.units) if start else {},
-        "values": newest.metrics() if newest else {},
-        "firing": [alert.to_dict() for alert in firing(alerts)],
-        "alerts": [{**alert.to_dict(), "text": alert.text()} for alert in alerts[-200:] if alert.state != "pending"],
-        "incidents": read_incidents(rank.folder)[-200:] if not rank.rank else [],
+        "values": stepped.metrics() if stepped else {},
+        "firing": [alert.to_dict() for alert, end in fired if end is None],
+        "spans": [[alert.since_step, step if end is None else end] for alert, end in fired],
+        "alerts": [{**alert.to_dict(), "text": alert.text()} for alert in alerts if alert.state != "pending"],
+        "incidents": [] if rank.rank else rank.read(read_incidents, INCIDENTS)[-200:],
     }
 
 
-def firing(alerts: Sequence[Alert]) -> list[Alert]:
-    """Return the alerts that still fire."""
-    last: dict[str, Alert] = {alert.rule: alert for alert in alerts}
-    return [alert for alert in last.values() if alert.state == "firing"]
-
-
-def _open(folder: Path) -> Run:
+def _record(folder: Path) -> tuple[Mapping[str, Any], list[str], Mapping[str, Any]]:
+    """Return the record of a run, the names of its plan, and what the plan was proved to do."""
     try:
-        return open_run(folder)
-    except DataError:  # the run of a script has windows, but no record
-        return Run(path=folder, record=_NO_RECORD, state="unknown")
+        run = open_run(folder)
+    except DataError:  # a record that cannot be read
+        run = Run(path=folder, record={}, state="unknown")
+    return run.record, list(run.plan), dict(run.proved)
 
 
-_NO_RECORD: Mapping[str, Any] = {}
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the time and the size of a file; None if it does not exist."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -8,13 +8,11 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING
 
 from hasten.core.errors import HastenError, MachineError
 from hasten.monitor.watch.runs import Watch
@@ -22,91 +20,18 @@ from hasten.monitor.watch.runs import Watch
 if TYPE_CHECKING:
     from hasten.monitor.watch.feed import Feed
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-VIEW = "hasten"
-"""Folder of our view below the dashboard's root."""
-_COOKIE = "hasten_watch"
-_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-_READS = ("get_", "filter_")
-"""What the names of Trackio's reading functions begin with."""
 _EVERY_S = 2.0
 """Seconds between two looks at the runs."""
 
 
-class Guard:
-    """Lets a request through only with the token, to this host, and only if it reads.
-
-    Args:
-        app: What is behind it.
-        token: The token. The first address has it; after that a cookie has.
-        dashboard: Folder of the dashboard's files. It answers unknown paths with its first page, so they are refused here.
-    """
-
-    def __init__(self, app: App, token: str, dashboard: Path) -> None:
-        self._app, self._token, self._root = app, token, dashboard.resolve()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
-        if scope["type"] != "http":
-            return
-        head = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if head.get("host", "").rsplit(":", 1)[0] not in _HOSTS:  # a page elsewhere whose name leads here
-            await _answer(send, 403, "This page is served to this machine only.")
-            return
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if given and self._is_token(given):
-            target = scope["path"].encode("latin-1", "replace")
-            cookie = f"{_COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/".encode()
-            await _answer(send, 303, "", [(b"location", target), (b"set-cookie", cookie)])
-            return
-        if not self._is_token(_cookie(head.get("cookie", ""))):
-            await _answer(send, 403, "The address needs its token: use the one that `hasten watch` printed.")
-            return
-        if not self._exists(scope["method"], scope["path"]):
-            await _answer(send, 404, "There is nothing at this address.")
-            return
-        await self._app(scope, receive, send)
-
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
-
-    def _exists(self, method: str, path: str) -> bool:
-        if path.startswith("/api/"):
-            return method == "POST" and path.removeprefix("/api/").startswith(_READS)
-        if method not in ("GET", "HEAD"):
-            return False
-        if path in ("/", "/version", "/file") or path.startswith((f"/{VIEW}/", "/static/trackio/", "/__trackio/")):
-            return True  # `/file` serves Trackio's own pictures: it checks their folder
-        file = (self._root / path.lstrip("/")).resolve()
-        return file.is_relative_to(self._root) and file.is_file()
-
-
-def _cookie(text: str) -> str:
-    try:
-        morsel = SimpleCookie(text).get(_COOKIE)
-    except CookieError:
-        return ""
-    return morsel.value if morsel is not None else ""
-
-
-async def _answer(send: Send, status: int, text: str, head: list[tuple[bytes, bytes]] | None = None) -> None:
-    plain = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": plain + (head or [])})
-    await send({"type": "http.response.body", "body": text.encode()})
-
-
 @contextmanager
-def serve(watch: Watch, *, port: int = 0) -> Iterator[str]:
+def serve(watch: Watch, *, port: int = 0, colours: str = "") -> Iterator[str]:
     """Serve the runs until the context is left. Yields the address, with its token.
 
     Args:
         watch: The runs.
         port: The port; 0 takes a free one.
+        colours: A style sheet with the colour of each phase, as `--phase-NAME`.
 
     Raises:
         MachineError: Trackio is missing, or the port is in use.
@@ -124,11 +49,12 @@ def serve(watch: Watch, *, port: int = 0) -> Iterator[str]:
             from trackio.server import build_starlette_app_only  # noqa: PLC0415
 
             from hasten.monitor.watch.feed import Feed  # noqa: PLC0415
+            from hasten.monitor.watch.guard import VIEW, Guard  # noqa: PLC0415
         except ImportError as error:
             raise MachineError(
                 "`hasten watch` needs Trackio: pip install 'hasten[watch]'. Without it, use `hasten watch --text`."
             ) from error
-        _make_view(folder / VIEW)
+        _make_view(folder / VIEW, colours)
         feed = Feed(watch, folder / VIEW)
         feed.update()
         dashboard, _ = build_starlette_app_only(frontend_dir=str(BUNDLED_FRONTEND_DIR))
@@ -160,11 +86,11 @@ def _feed(feed: Feed, ended: threading.Event) -> None:
             continue
 
 
-def _make_view(folder: Path) -> None:
+def _make_view(folder: Path, colours: str) -> None:
     """Copy our page, and Plotly from its package."""
-    page = resources.files("hasten.monitor.watch").joinpath("page")
-    with resources.as_file(page) as files:
+    with resources.as_file(resources.files("hasten.monitor.watch").joinpath("page")) as files:
         shutil.copytree(files, folder)
+    (folder / "phases.css").write_text(colours, encoding="utf-8")
     with resources.as_file(resources.files("plotly").joinpath("package_data", "plotly.min.js")) as script:
         shutil.copy2(script, folder)
 

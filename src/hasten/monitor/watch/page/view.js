@@ -4,9 +4,8 @@
 const POINTS = 1500; // per run and metric
 const MOST = 6; // runs that are compared
 const COLOURS = ["#2a8fb3", "#c0562b", "#4b7f2c", "#7a4fa3", "#a3852a", "#b03a6a"];
-const PHASES = { data: "#c0562b", transfer: "#a3852a", forward: "#5fb3d1", backward: "#2a7da3", sync: "#7a4fa3", optimizer: "#4b7f2c", logging: "#8a929a" };
 const MEMORY = ["process.memory.private", "process.memory.tree", "torch.memory.allocated", "gpu.memory.process"];
-const state = { project: "", events: [], runs: [], chosen: [], logs: {}, at: {}, cursor: 0, metric: "system.cpu.others" };
+const state = { project: "", events: [], phases: [], runs: [], chosen: [], logs: {}, at: {}, cursor: 0, metric: "system.cpu.others" };
 const $ = (id) => document.getElementById(id);
 
 function element(tag, text, kind) {
@@ -16,12 +15,10 @@ function element(tag, text, kind) {
   return made;
 }
 
-async function api(name, given) {
-  const answer = await fetch(`/api/${name}`, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(given),
-  });
-  if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
-  return (await answer.json()).data;
+async function ask(address, given) {
+  const answer = await fetch(address, given);
+  if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
+  return answer.json();
 }
 
 // What is shown of a number.
@@ -120,7 +117,8 @@ const phaseNames = (id) => {
   for (const row of state.logs[id] || []) for (const key in row) if (key.startsWith("phase.")) names.add(key.slice(6));
   return [...names].filter((name) => !state.events.includes(name)).sort((a, b) => order(a) - order(b));
 };
-const order = (name) => { const at = Object.keys(PHASES).indexOf(name); return at < 0 ? 99 : at; };
+const order = (name) => (state.phases.indexOf(name) + 99) % 99;
+const phaseColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--phase-${name}`).trim() || "#8a929a";
 const stepTime = (row) => {
   if (row["training.step_time"] === undefined) return undefined;
   return row["training.step_time"] - state.events.reduce((sum, name) => sum + (row[`phase.${name}`] || 0), 0);
@@ -134,16 +132,7 @@ function band(run) {
 }
 // Alerts along the steps: shaded from their first bad window to their end.
 function spans(ids) {
-  const shapes = [];
-  for (const id of ids) {
-    const open = {};
-    for (const alert of runById(id)?.alerts || []) {
-      if (alert.state === "firing") open[alert.rule] = alert;
-      else if (open[alert.rule]) { shapes.push([open[alert.rule].since_step, alert.step]); delete open[alert.rule]; }
-    }
-    for (const rule in open) shapes.push([open[rule].since_step, runById(id).step]);
-  }
-  return shapes.slice(-40).map(([from, to]) => ({ type: "rect", yref: "paper", y0: 0, y1: 1, x0: from, x1: Math.max(to, from + 1), fillcolor: "#b3261e", opacity: 0.13, line: { width: 0 }, layer: "below" }));
+  return ids.flatMap((id) => runById(id)?.spans || []).slice(-40).map(([from, to]) => ({ type: "rect", yref: "paper", y0: 0, y1: 1, x0: from, x1: Math.max(to, from + 1), fillcolor: "#b3261e", opacity: 0.13, line: { width: 0 }, layer: "below" }));
 }
 
 function drawPhases() {
@@ -160,7 +149,7 @@ function drawPhases() {
     const id = figure.dataset.id;
     const traces = phaseNames(id).map((name) => ({
       ...series(id, (row) => row[`phase.${name}`] ?? (row["training.step_time"] === undefined ? undefined : 0)), name, stackgroup: "phases", mode: "lines",
-      line: { width: 0.5, color: PHASES[name] || "#8a929a" }, hovertemplate: "%{y:.4f} s",
+      line: { width: 0.5, color: phaseColour(name) }, hovertemplate: "%{y:.4f} s",
     }));
     plot(figure.lastChild, traces, { yaxis: { title: { text: "s per step" } }, shapes: [...spans([id]), ...band(runById(id))], rest: { showlegend: true } });
   }
@@ -198,18 +187,12 @@ function drawAlerts() {
   for (const id of state.chosen) {
     const run = runById(id);
     if (!run) continue;
-    const fires = new Set(run.firing.map((alert) => `${alert.rule} ${alert.since_step}`));
+    const put = (cards, kind, title, words) => { const card = element("div", undefined, kind); card.append(element("b", `${id}: ${title}`), words); cards.push(card); };
     for (const alert of run.alerts) {
-      const card = element("div", undefined, "alert");
-      card.append(element("b", `${id}: ${alert.rule}`), alert.text);
-      if (alert.state === "firing" && fires.has(`${alert.rule} ${alert.since_step}`)) now.push(card);
-      else { card.classList.add("past"); past.push(card); }
+      const fires = run.firing.some((one) => one.rule === alert.rule && one.at === alert.at);
+      put(fires ? now : past, fires ? "alert" : "alert past", alert.rule, alert.text);
     }
-    for (const incident of run.incidents) {
-      const card = element("div", undefined, "alert past");
-      card.append(element("b", `${id}: ${incident.kind}`), `update ${incident.update}: ${incident.words}; ${incident.action}`);
-      past.push(card);
-    }
+    for (const one of run.incidents) put(past, "alert past", one.kind, `update ${one.update}: ${one.words}; ${one.action}`);
   }
   const open = $("alerts").querySelector("details")?.open;
   $("alerts").replaceChildren(...now);
@@ -252,8 +235,9 @@ async function load() {
   const stale = state.chosen.filter((id) => runById(id) && state.at[id] !== runById(id).step);
   if (stale.length) {
     const given = stale.map((id) => ({ run: id, run_id: id }));
-    const found = await api("get_logs_batch", { project: state.project, runs: given, max_points: POINTS, scalar_only: true });
-    for (const one of found) { state.logs[one.run] = one.logs; state.at[one.run] = runById(one.run)?.step; }
+    const body = JSON.stringify({ project: state.project, runs: given, max_points: POINTS, scalar_only: true });
+    const found = await ask("/api/get_logs_batch", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    for (const one of found.data) { state.logs[one.run] = one.logs; state.at[one.run] = runById(one.run)?.step; }
   }
   draw();
   document.body.dataset.drawn = state.chosen.join(" ");
@@ -261,11 +245,7 @@ async function load() {
 
 async function update() {
   try {
-    const answer = await fetch("runs.json", { cache: "no-store" });
-    if (!answer.ok) throw new Error(String(answer.status));
-    const told = await answer.json();
-    Object.assign(state, { project: told.project, events: told.events, runs: told.runs });
-    drawList();
+    Object.assign(state, await ask("runs.json", { cache: "no-store" }));
     if (!state.chosen.length && state.runs.length) state.chosen = [visible()[0].id];
     drawList();
     await load();
