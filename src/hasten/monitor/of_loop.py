@@ -97,7 +97,7 @@ class LoopObserver:
 
     def incident(self, incident: Incident) -> None:
         """Mark an incident. The rules of alerts read its kind and its words."""
-        if self._leads or incident.kind == "memory":  # the others happen on all ranks at once
+        if self._leads:  # it happens on all ranks at once
             self._monitor.mark(incident.kind, words=incident.text())
 
 

@@ -95,40 +95,36 @@ def parse_sink(text: str, catalogue: Mapping[str, Any]) -> SinkRequest:
 
 
 class QueuedSink:
-    """Gives windows to a sink in a thread. It never blocks, and never raises.
+    """Gives windows to a sink, or alerts to a delivery, in a thread. It never blocks, and never raises.
 
     Args:
-        name: Name of the sink, for messages.
+        name: Name of the sink.
         make: Creates the sink, in the thread.
-        say: Called with one message if windows are lost.
+        say: Called with one message if items are lost.
+        loses: Begin of that message.
 
     Attributes:
-        dropped: Number of windows that were not written.
+        dropped: Number of items that were not written.
     """
 
-    def __init__(self, name: str, make: Callable[[], Sink], say: Callable[[str], None]) -> None:
-        self._name, self._make, self._say = name, make, say
-        self._waiting: deque[Window] = deque()
+    def __init__(self, name: str, make: Callable[[], Any], say: Callable[[str], None], *, loses: str = "") -> None:
+        self._make, self._say, self._loses = make, say, loses or f"the sink `{name}` loses windows"
+        self._waiting: deque[Any] = deque()
         self._changed = threading.Condition()
         self._ends = self._told = False
-        self._lost = 0
         self._busy = 0
+        self.dropped = 0
         self._thread = threading.Thread(target=self._work, name=f"hasten-sink-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def dropped(self) -> int:
-        """Number of windows that were not written."""
-        return self._lost
-
-    def put(self, window: Window) -> None:
-        """Queue a window. If too many wait, the oldest is dropped."""
+    def put(self, item: Any) -> None:
+        """Queue an item. If too many wait, the oldest is dropped."""
         with self._changed:
             full = len(self._waiting) >= MOST_WAITING
             if full:
                 self._waiting.popleft()
-                self._lost += 1
-            self._waiting.append(window)
+                self.dropped += 1
+            self._waiting.append(item)
             self._changed.notify()
         if full:
             self._tell("it is too slow or does not answer")
@@ -140,24 +136,25 @@ class QueuedSink:
             self._changed.notify()
 
     def wait(self, until: float) -> None:
-        """Wait for the end, at most until this time (`monotonic`). Windows that are not written by then are dropped."""
+        """Wait for the end, at most until this time (`monotonic`). Items that are not written by then are dropped."""
         self._thread.join(max(until - monotonic(), 0.0))
         if not self._thread.is_alive():
             return
         with self._changed:
-            self._lost += len(self._waiting) + self._busy
+            self.dropped += len(self._waiting) + self._busy
             self._waiting.clear()
         self._tell("it did not end in time")
 
     def _work(self) -> None:
-        sink: Sink | None = None
-        while (window := self._next()) is not None:
+        sink: Any = None
+        while (item := self._next()) is not None:
             try:
                 sink = sink or self._make()
-                sink.write(window)
+                sink.write(item)
+            except HastenError as error:
+                self._lose(str(error))
             except Exception as error:  # noqa: BLE001 - a sink may fail in any way, and the training goes on
-                self._lost += 1
-                self._tell(f"{type(error).__name__}: {error}")
+                self._lose(f"{type(error).__name__}: {error}")
             self._busy = 0
         if sink is not None:
             try:
@@ -165,8 +162,8 @@ class QueuedSink:
             except Exception as error:  # noqa: BLE001 - as above
                 self._tell(f"it could not be closed: {type(error).__name__}: {error}")
 
-    def _next(self) -> Window | None:
-        """Wait for a window; None at the end."""
+    def _next(self) -> Any:
+        """Wait for an item; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
             if not self._waiting:
@@ -174,7 +171,11 @@ class QueuedSink:
             self._busy = 1
             return self._waiting.popleft()
 
+    def _lose(self, why: str) -> None:
+        self.dropped += 1
+        self._tell(why)
+
     def _tell(self, why: str) -> None:
         told, self._told = self._told, True
         if not told:
-            self._say(f"the sink `{self._name}` loses windows: {why}. The training goes on.")
+            self._say(f"{self._loses}: {why}. The training goes on.")

@@ -1,6 +1,6 @@
-"""Deliver alerts: to `alerts.jsonl` in the run's folder, the log, webhooks (Slack, Discord, JSON) and commands such as mail.
+"""Deliver alerts: to `alerts.jsonl` in the run's folder, webhooks (Slack, Discord, JSON) and commands such as mail.
 
-Deliveries run in a thread. One that fails or hangs is counted and reported once; it never slows or ends the training.
+Each delivery has a queue and a thread. One that fails or hangs is reported once; it never slows or ends the training.
 """
 
 from __future__ import annotations
@@ -8,24 +8,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from hasten.core.errors import DataError
 from hasten.monitor.alerts.engine import Alert
+from hasten.monitor.sink import QueuedSink
 
 ALERTS = "alerts.jsonl"
 TIMEOUT_S = 10.0
 """Seconds that one delivery may take."""
-_MOST_WAITING = 100
 _KEYS = ("webhook", "format", "command")
 _FORMATS = ("slack", "discord", "json")
 _FORMAT_OF = {"hooks.slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
@@ -71,7 +68,7 @@ class Webhook:
             "json": {"run": run, "text": text, **alert.to_dict()},
         }[self.form]
         head = {"Content-Type": "application/json", "User-Agent": "hasten"}
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), head)  # noqa: S310 - checked by `deliveries_of`
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), head)  # noqa: S310 - checked by `webhook_at`
         try:
             with _OPENER.open(request, timeout=TIMEOUT_S):
                 return
@@ -111,18 +108,29 @@ class Command:
         """Run the command."""
         command = [word.replace("{rule}", alert.rule).replace("{run}", run) for word in self.words]
         text = f"{alert.rule} of {run}\n\n{alert.text()}\n"
-        ended = subprocess.run(command, input=text, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+        try:
+            ended = subprocess.run(command, input=text, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+        except subprocess.TimeoutExpired:
+            raise DataError(f"no answer for {TIMEOUT_S:.0f} s") from None
         if ended.returncode:
             raise DataError(f"it ended with exit status {ended.returncode}: {ended.stderr.strip()[:200]}")
 
 
-def deliveries_of(tables: Sequence[Mapping[str, Any]], where: str) -> list[Delivery]:
-    """Return the deliveries that tables `[[deliver]]` ask for.
+@dataclass(frozen=True, kw_only=True)
+class AlertsFile:
+    """Appends each change of state to `alerts.jsonl` in a folder."""
 
-    Args:
-        tables: Each with `webhook` (an address, or `env:NAME` for one in an environment variable) and, if wanted, `format`;
-            or with `command`, a list of words.
-        where: What contains the tables, for errors.
+    folder: Path
+    name: str = ALERTS
+
+    def __call__(self, alert: Alert, run: str) -> None:
+        """Append a line."""
+        with (self.folder / ALERTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**alert.to_dict(), "run": run}) + "\n")
+
+
+def deliveries_of(tables: Sequence[Mapping[str, Any]], where: str) -> list[Delivery]:
+    """Return the deliveries that tables `[[deliver]]` ask for; `where` contains the tables, for errors.
 
     Raises:
         DataError: A table is not valid.
@@ -135,14 +143,12 @@ def _delivery(table: Mapping[str, Any], where: str) -> Delivery:
         raise DataError(f"{where} has an unknown key `{unknown[0]}`. Its keys: {', '.join(_KEYS)}.")
     if ("webhook" in table) == ("command" in table):
         raise DataError(f"{where} needs either `webhook` or `command`.")
-    if "command" in table:
-        words = table["command"]
-        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-            raise DataError(
-                f'{where}: `command` must be a list of words, such as ["mail", "-s", "{{rule}}", "me@example.org"].'
-            )
-        return Command(words=tuple(words))
-    return webhook_at(table["webhook"], where, table.get("format"))
+    if "webhook" in table:
+        return webhook_at(table["webhook"], where, table.get("format"))
+    words = table["command"]
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise DataError(f'{where}: `command` must be a list of words, such as ["mail", "-s", "{{rule}}", "me@example.org"].')
+    return Command(words=tuple(words))
 
 
 def webhook_at(given: object, where: str, form: object = None) -> Webhook:
@@ -174,77 +180,24 @@ def webhook_at(given: object, where: str, form: object = None) -> Webhook:
     return Webhook(url=url, form=str(form))
 
 
-class AlertsFile:
-    """Appends each change of state to `alerts.jsonl`."""
+@dataclass(frozen=True, kw_only=True)
+class _Sink:
+    """A delivery as a sink of alerts."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ALERTS
-        self.name = ALERTS
+    delivery: Delivery
+    run: str
 
-    def __call__(self, alert: Alert, run: str) -> None:
-        """Append a line."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**alert.to_dict(), "run": run}) + "\n")
+    def write(self, alert: Alert) -> None:
+        self.delivery(alert, self.run)
+
+    def close(self) -> None:
+        """Do nothing: a delivery holds nothing open."""
 
 
-class Courier:
-    """Delivers alerts in a thread, in order.
-
-    Args:
-        run: Name of the run.
-        deliveries: Where alerts go.
-        say: Called with one message for each delivery that fails.
-
-    Attributes:
-        lost: Number of deliveries that failed.
-    """
-
-    def __init__(self, run: str, deliveries: Sequence[Delivery], say: Callable[[str], None]) -> None:
-        self._run, self._deliveries, self._say = run, deliveries, say
-        self._waiting: deque[Alert] = deque(maxlen=_MOST_WAITING)
-        self._changed = threading.Condition()
-        self._ends = False
-        self._told: set[str] = set()
-        self._thread: threading.Thread | None = None
-        self.lost = 0
-
-    def put(self, alert: Alert) -> None:
-        """Queue an alert. Does not wait."""
-        with self._changed:
-            self._waiting.append(alert)
-            self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hasten-alerts", daemon=True)
-            self._thread.start()
-
-    def close(self, seconds: float = TIMEOUT_S) -> None:
-        """Deliver what waits, for some seconds at most."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
-                if not self._waiting:
-                    return
-                alert = self._waiting.popleft()
-            for delivery in self._deliveries:
-                self._try(delivery, alert)
-
-    def _try(self, delivery: Delivery, alert: Alert) -> None:
-        began = monotonic()
-        try:
-            delivery(alert, self._run)
-        except Exception as error:  # noqa: BLE001 - a delivery may fail in any way, and the training goes on
-            self.lost += 1
-            if delivery.name not in self._told:
-                self._told.add(delivery.name)
-                why = f"no answer for {monotonic() - began:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else error
-                self._say(f"alerts do not reach {delivery.name}: {why}. The training goes on.")
+def queued(delivery: Delivery, run: str, say: Callable[[str], None]) -> QueuedSink:
+    """Return a queue that delivers alerts of a run in order. `say` is called with one message if it fails."""
+    sink = _Sink(delivery=delivery, run=run)
+    return QueuedSink("alerts", lambda: sink, say, loses=f"alerts do not reach {delivery.name}")
 
 
 def read_alerts(folder: Path) -> list[Alert]:

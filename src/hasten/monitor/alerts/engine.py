@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from hasten.monitor.alerts.judge import EVENTS, FIRST, STEP, WARM_UP, Finding, Judge, step_s, value_of
+from hasten.monitor.alerts.judge import EVENTS, FIRST, SHARE, STEP, WARM_UP, Finding, Judge, step_s, value_of
 from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, Symptom, symptoms
 from hasten.monitor.window import Window
 
@@ -177,7 +177,7 @@ class Alerts:
         """Name what has changed since the first windows, if the rule is about time."""
         if rule.kind == "grows":
             return self._memory_words()
-        if rule.metric != STEP and not rule.metric.startswith("share.") and rule.kind != "slow_rank":
+        if rule.metric != STEP and not rule.metric.startswith(SHARE) and rule.kind != "slow_rank":
             return ""
         causes = []
         proved = self._proved if rule.name == CONTRACT else {}
@@ -202,21 +202,32 @@ class Alerts:
         return ". ".join(causes[:3])
 
 
+def episodes(alerts: Sequence[Alert]) -> list[tuple[Alert, int | None]]:
+    """Return each alert that fired, with the step at which it was resolved; None while it fires."""
+    fired: list[tuple[Alert, int | None]] = []
+    open_: dict[tuple[str, int], int] = {}
+    for alert in alerts:
+        if alert.state == "firing":
+            open_[alert.rule, alert.rank] = len(fired)
+            fired.append((alert, None))
+        elif alert.state == "resolved" and (place := open_.pop((alert.rule, alert.rank), None)) is not None:
+            fired[place] = (fired[place][0], alert.step)
+    return fired
+
+
 def words_of(rule: Rule, finding: Finding, window: Window) -> str:
     """Return what is wrong, from the rule's sentence."""
     says = rule.says or f"{rule.metric or rule.name} is {{value}}"
     unit = "s" if rule.metric == STEP or rule.kind in ("slow_rank", "idle") else window.unit(rule.metric)
-    return says.format(
-        value=quantity(finding.value, unit, share=rule.metric.startswith("share.")),
-        usual=quantity(finding.usual or 0.0, unit, share=rule.metric.startswith("share.")),
-        limit=quantity(finding.limit, unit, share=rule.metric.startswith("share.")),
-        change=f"{abs(finding.change):.0%}",
-    )
+    unit = "%" if rule.metric.startswith(SHARE) else unit
+    numbers = {"value": finding.value, "usual": finding.usual or 0.0, "limit": finding.limit}
+    quantities = {name: quantity(number, unit) for name, number in numbers.items()}
+    return says.format(**quantities, change=f"{abs(finding.change):.0%}")
 
 
-def quantity(value: float, unit: str, *, share: bool = False) -> str:
+def quantity(value: float, unit: str) -> str:
     """Return a value with its unit, for a person."""
-    if share:
+    if unit == "%":
         return f"{value:.0%}"
     if unit == "s":
         return seconds_text(value)

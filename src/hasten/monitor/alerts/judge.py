@@ -28,7 +28,7 @@ _PATIENCE = 3.0
 """A pause is bad if it is this many times longer than all earlier ones, which may have been validations."""
 _RANGE_OF_FIRST = 2.85  # expected range of 8 normal values, in standard deviations
 _TO_SIGMA = 1.4826  # from the median absolute deviation
-_SHARE = "share."
+SHARE = "share."
 STEP = "step"
 WORKERS_DEAD = "loader.workers_dead"
 """`loader.workers` without `loader.workers_alive`."""
@@ -76,10 +76,10 @@ def value_of(metric: str, window: Window) -> float | None:
     """Return the value of a rule's metric in a window; None if it has none."""
     if metric == STEP:
         return step_s(window)
-    if metric.startswith(_SHARE):
+    if metric.startswith(SHARE):
         steps = {name: seconds for name, seconds in window.phases.items() if name not in EVENTS}
         whole = sum(steps.values())
-        return steps.get(metric.removeprefix(_SHARE), 0.0) / whole if whole else None
+        return steps.get(metric.removeprefix(SHARE), 0.0) / whole if whole else None
     metrics = window.metrics()
     if metric == WORKERS_DEAD:
         workers, alive = metrics.get("loader.workers"), metrics.get("loader.workers_alive")
@@ -137,11 +137,9 @@ class Judge:
 
     def _of_value(self, value: float, window: Window) -> Finding | None:
         rule = self.rule
-        usual = rule.usual or None
-        if rule.kind == "above":
-            return Finding(bad=value > rule.limit, good=value <= rule.limit, value=value, usual=usual, limit=rule.limit)
-        if rule.kind == "below":
-            return Finding(bad=value < rule.limit, good=value >= rule.limit, value=value, usual=usual, limit=rule.limit)
+        if rule.kind in ("above", "below"):
+            bad = value > rule.limit if rule.kind == "above" else value < rule.limit
+            return _either(bad=bad, value=value, usual=rule.usual or None, limit=rule.limit)
         if rule.kind == "counts":
             return self._counted(value, window)
         if rule.kind == "spike":
@@ -170,7 +168,7 @@ class Judge:
         usual = median(known)
         spread = _TO_SIGMA * median(abs(one - usual) for one in known)
         limit = usual + max(self.rule.change * abs(usual), _SPIKE_SPREADS * spread)
-        return Finding(bad=value > limit, good=value <= limit, value=value, usual=usual, limit=limit)
+        return _either(bad=value > limit, value=value, usual=usual, limit=limit)
 
     def _against_start(self, value: float) -> Finding | None:
         self.late.append(value)
@@ -179,7 +177,7 @@ class Judge:
         if len(self.first) < FIRST:
             self.first.append(value)
             return None
-        usual, share = median(self.first), self.rule.metric.startswith(_SHARE)
+        usual, share = median(self.first), self.rule.metric.startswith(SHARE)
         least = self.rule.change if share else self.rule.change * abs(usual)
         allowed = max(least, SPREADS * spread_of(self.first))
         if self.rule.kind == "grows":
@@ -196,8 +194,8 @@ def spread_of(values: Sequence[float]) -> float:
     return max(deviation, (max(values) - min(values)) / _RANGE_OF_FIRST)
 
 
-def _either(*, bad: bool, value: float) -> Finding:
-    return Finding(bad=bad, good=not bad, value=value)
+def _either(*, bad: bool, value: float, usual: float | None = None, limit: float = 0.0) -> Finding:
+    return Finding(bad=bad, good=not bad, value=value, usual=usual, limit=limit)
 
 
 def _between_steps_s(window: Window) -> float:
@@ -206,7 +204,7 @@ def _between_steps_s(window: Window) -> float:
 
 def _tells_of_steps(metric: str, window: Window) -> bool:
     """Whether a metric of a window is about steps, and not mainly about the work between them."""
-    if metric == STEP or metric.startswith(_SHARE):
+    if metric == STEP or metric.startswith(SHARE):
         return True
     return window.steps > 0 and _between_steps_s(window) < 0.5 * window.seconds
 
@@ -226,7 +224,7 @@ def _of_ranks(rule: Rule, window: Window, others: Mapping[int, Window]) -> Findi
         return None
     usual = median(rest)
     limit = (1.0 + rule.change) * usual
-    return Finding(bad=mine > limit, good=mine <= limit, value=mine, usual=usual, limit=limit)
+    return _either(bad=mine > limit, value=mine, usual=usual, limit=limit)
 
 
 def _own_work_s(window: Window) -> float | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from hasten.core.errors import DataError
 from hasten.core.machine import read_machine
-from hasten.monitor.alerts.deliver import AlertsFile, Courier, Delivery, deliveries_of, webhook_at
+from hasten.monitor.alerts.deliver import TIMEOUT_S, AlertsFile, Delivery, deliveries_of, queued, webhook_at
 from hasten.monitor.alerts.engine import Alert, Alerts
 from hasten.monitor.alerts.judge import FIRST, WARM_UP
 from hasten.monitor.alerts.rule import Rule, load_rules
 from hasten.monitor.contract import Contract, contract_rule, proved_phases, why_void
+from hasten.monitor.sink import QueuedSink
 from hasten.monitor.window import Window
 from hasten.monitor.windows_file import WindowsReader, windows_path
 from hasten.train.guards.memory_growth import Kinds, growth_words, tensors_alive
@@ -47,7 +49,7 @@ class LiveAlerts:
         self._rules, self._deliveries, self._say, self._stop = rules, deliveries, say, stop
         self._contract = contract
         self._alerts = Alerts(rules, memory_words=self._memory_words)
-        self._courier: Courier | None = None
+        self._queues: list[QueuedSink] = []
         self._others: list[WindowsReader] = []
         self._kinds: Kinds | None = None
         self._windows = 0
@@ -66,11 +68,7 @@ class LiveAlerts:
         stop: Callable[[], None] = lambda: None,
         contract: Contract | None = None,
     ) -> LiveAlerts:
-        """Return what the options `--alerts FILE` and `--alert-to URL` ask for.
-
-        Raises:
-            DataError: The file or an address is not valid.
-        """
+        """Return what the options `--alerts FILE` and `--alert-to URL` ask for. Raises DataError if one is not valid."""
         rules, tables = load_rules(path)
         deliveries = deliveries_of(tables, str(path))
         deliveries += [webhook_at(url, "--alert-to") for url in webhooks]
@@ -85,17 +83,10 @@ class LiveAlerts:
         self._alerts = Alerts(self._rules, memory_words=self._memory_words)
 
     def begin(self, run: str, folder: Path, world: int, *, samples: int | None = None) -> None:
-        """Begin to follow a run.
-
-        Args:
-            run: Its name.
-            folder: Its folder.
-            world: Its number of ranks.
-            samples: Its number of training samples; None if unknown.
-        """
-        self._folder, self._trains = folder, True  # a run that failed under its plan begins again
+        """Begin to follow a run of this name, in this folder, with this number of ranks and of training samples."""
+        self._trains = True  # a run that failed under its plan begins again
         self._hold(samples)
-        self._courier = Courier(run, [AlertsFile(folder), *self._deliveries], self._say)
+        self._queues = [queued(delivery, run, self._say) for delivery in (AlertsFile(folder=folder), *self._deliveries)]
         self._others = [WindowsReader(windows_path(folder, rank)) for rank in range(1, world)]
 
     def on_window(self, window: Window) -> None:
@@ -116,9 +107,12 @@ class LiveAlerts:
         self._trains = False
 
     def close(self) -> None:
-        """Deliver what waits."""
-        if self._courier is not None:
-            self._courier.close()
+        """Deliver what waits, for some seconds at most."""
+        until = monotonic() + TIMEOUT_S
+        for queue in self._queues:
+            queue.end()
+        for queue in self._queues:
+            queue.wait(until)
 
     def _hold(self, samples: int | None) -> None:
         """Add the rule of the contract, or say why it is void."""
@@ -144,8 +138,8 @@ class LiveAlerts:
             self.firing.pop((alert.rule, alert.rank), None)
         if alert.state != "pending" and (alert.rank or alert.rule not in self._by_guards):
             self._say(f"alert {alert.rule}, {alert.text()}")
-        if self._courier is not None:
-            self._courier.put(alert)
+        for queue in self._queues:
+            queue.put(alert)
         if alert.state == "firing" and alert.action != "warn" and self.failed is None:
             self.failed = alert
             if alert.action == "stop" and self._trains:

@@ -1,4 +1,4 @@
-"""Watch a run between its updates: whether it hangs, whether its memory grows, whether memory runs low."""
+"""Watch a run between its updates: whether it hangs, and whether memory runs low."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Self
 
 from hasten.core.machine import read_memory_limit
 from hasten.train.guards.incidents import Incident, Incidents
-from hasten.train.guards.memory_growth import GrowthWatch, host_bytes, in_use
+from hasten.train.guards.memory_growth import host_bytes
 from hasten.train.guards.oom import free_memory
 from hasten.train.guards.watchdog import Watchdog
 from hasten.train.loop import Position
 
 STACKS = "stacks"
 """Name of the folder, in a run's folder, for stack traces of hung processes."""
+_LOOK_EVERY = 5
+"""Updates between two looks at the memory in use, each of which takes some microseconds."""
 _REST = 100
 """Minimum number of updates between two collections of unused memory."""
 
@@ -65,16 +67,16 @@ class Guards:
         total = read_memory_limit().value if limits.memory_bytes is None else limits.memory_bytes
         self._scarce = limits.collect_frac * total if total else float("inf")
         self._memory = memory or host_bytes
-        self._device = memory is None
-        self._quiet_until = 0
+        self._updates = self._quiet_until = 0
         self.collections = 0
-        self._growth = GrowthWatch(lambda words: self._note("memory", words), memory=self._looked)
         self._watchdog = Watchdog(folder, lambda words: self._note("standstill", words), least_s=limits.still_s)
 
     def after_update(self) -> None:
         """Check the run after an update."""
         self._watchdog.beat()
-        self._growth.after_update()
+        self._updates += 1
+        if self._updates % _LOOK_EVERY == 0:
+            self._look()
 
     def during(self, what: str) -> AbstractContextManager[None]:
         """Watch work other than an update, such as `validation`, while the returned context is entered."""
@@ -87,18 +89,17 @@ class Guards:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._watchdog.__exit__(kind, error, trace)
 
-    def _looked(self) -> int:
+    def _look(self) -> None:
+        """Collect unused memory if memory runs low."""
         used = self._memory()
         update = self._position().update
         if used > self._scarce and update >= self._quiet_until:
             self._quiet_until = update + _REST
             self.collections += 1
             free_memory()
-            now = self._memory()
             if self.collections == 1:
+                now = self._memory()
                 self._note("memory", f"{used / 2**20:,.0f} MiB in use, {now / 2**20:,.0f} MiB after a collection")
-            used = now
-        return used + (in_use(host=False) if self._device else 0)
 
     def _note(self, kind: str, words: str) -> None:
         position = self._position()
