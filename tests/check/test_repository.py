@@ -58,6 +58,12 @@ def test_a_tag_is_compared_with_itself(folder: Path) -> None:
     assert Repository(folder).base("v1").commit == tagged
 
 
+def test_head_is_compared_as_a_commit(folder: Path) -> None:
+    head = git(folder, "rev-parse", "HEAD")
+    assert Repository(folder).base("HEAD").name == f"{head[:12]} (HEAD)"
+    assert Repository(folder).base("@").commit == head
+
+
 def test_files_of_hasten_are_no_change(folder: Path) -> None:
     (folder / ".hasten").mkdir()
     (folder / ".hasten" / "history.jsonl").write_text("{}")

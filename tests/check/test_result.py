@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hasten.check.repository import Version
 from hasten.check.result import (
     STATUS,
     AnchorResult,
     CheckResult,
     PhaseChange,
-    Side,
     change_words,
     changed_phase,
     conclude,
@@ -166,8 +166,9 @@ def result(verdict: Verdict = Verdict.SLOWER, **more: Any) -> CheckResult:
     sessions = (session(1.2), session(1.2))
     fields: dict[str, Any] = {
         "target": "train.py", "method": "paired", "verdict": verdict, "why": "confirmed", "interval": joined(sessions),
-        "floor_frac": 0.03, "base": Side(name="aaa (main)", commit="a" * 40), "candidate": Side(name="bbb", commit="b" * 40),
-        "sessions": sessions, "phases": PhaseChange(base_ms={"data": 1.0}, candidate_ms={"data": 2.0}, named="data"),
+        "floor_frac": 0.03, "base": Version(name="aaa (main)", commit="a" * 40),
+        "candidate": Version(name="bbb", commit="b" * 40), "sessions": sessions,
+        "phases": PhaseChange(base_ms={"data": 1.0}, candidate_ms={"data": 2.0}, named="data"),
     }  # fmt: skip
     return CheckResult(**{**fields, **more})
 

@@ -10,10 +10,11 @@ from time import monotonic
 from hasten.check.history import FOLDER, Record, append, read, record_of
 from hasten.check.paired import Options, check_paired, run_session
 from hasten.check.repository import Repository, Version
-from hasten.check.result import AnchorResult, CheckResult, Side, joined
+from hasten.check.result import AnchorResult, CheckResult, joined
 from hasten.check.stored import check_stored
 from hasten.check.subject import Subject
 from hasten.core.errors import HastenError
+from hasten.core.stats import Interval, Verdict
 from hasten.train.process_group import read_shared_machine
 from hasten.tune.proof.compare import interval_fields
 
@@ -83,39 +84,38 @@ def _with_anchor(
     base, candidate = versions
     if first.commit == base.commit:
         result = check_paired(repository, subject, versions, options, say)
-        return replace(result, anchor=_anchor(base.commit, str(result.verdict), result))
+        return replace(result, anchor=_anchor(first, result.verdict, result.interval))
     if first.commit is None or not repository.has(first.commit):
         result = check_paired(repository, subject, versions, options, say)
-        warning = f"the anchor {(first.commit or 'without a commit')[:12]} is not in this repository: creep cannot be seen"
-        return replace(result, warnings=(*result.warnings, warning))
+        return _warned(
+            result,
+            [f"the anchor {(first.commit or 'without a commit')[:12]} is not in this repository: creep cannot be seen"],
+        )
     rest_s = ANCHOR_FRAC * options.budget_s
     result = check_paired(repository, subject, versions, replace(options, budget_s=options.budget_s - rest_s), say)
     anchor = Version(commit=first.commit, name=f"{first.commit[:12]} (the anchor)")
     say(f"comparing with {anchor.name} too, which shows creep")
-    session = run_session(
+    found = run_session(
         repository, subject, (anchor, candidate), options, deadline=monotonic() + rest_s, say=say, number=2
-    )
-    comparison = session.comparison
-    compared = replace(result, interval=joined([comparison]))
-    return replace(result, anchor=_anchor(first.commit, str(comparison.verdict), compared))
+    ).comparison
+    return replace(result, anchor=_anchor(first, found.verdict, joined([found])))
 
 
-def _anchor(commit: str, verdict: str, result: CheckResult) -> AnchorResult:
-    interval = interval_fields(result.interval)
-    return AnchorResult(commit=commit, verdict=verdict, **{name: interval[name] for name in ("ratio", "low", "high")})
+def _anchor(first: Record, verdict: Verdict, interval: Interval | None) -> AnchorResult:
+    ratio, low, high, *_ = interval_fields(interval).values()
+    return AnchorResult(commit=str(first.commit), verdict=str(verdict), ratio=ratio, low=low, high=high)
 
 
 def _against_file(request: CheckRequest, subject: Subject, path: Path, say: Callable[[str], None]) -> CheckResult:
     try:
         repository = Repository(request.folder)
-        version, subject = repository.candidate(), subject.within(repository)
-        candidate = Side(name=version.name, commit=version.commit, changed=version.changed)
+        candidate, subject = repository.candidate(), subject.within(repository)
         if request.record:
-            _refuse_changes(version)
+            _refuse_changes(candidate)
     except HastenError:
         if request.record and (request.folder / ".git").exists():
             raise
-        candidate = Side(name=str(request.folder))
+        candidate = Version(commit=None, name=str(request.folder))
     if not path.exists() and not request.record:
         raise HastenError(f"There is no file {path}. --record writes one: hasten check TARGET --baseline {path} --record")
     records, problems = read(path) if path.exists() else ([], [])
@@ -134,10 +134,5 @@ def _warned(result: CheckResult, problems: list[str]) -> CheckResult:
 
 
 def _refuse_changes(version: Version) -> None:
-    """Refuse to record a working tree: a history has one line a commit.
-
-    Raises:
-        HastenError: The working tree has changes.
-    """
     if version.changed:
         raise HastenError("--record keeps one line a commit, and the working tree has changes. Commit them first.")

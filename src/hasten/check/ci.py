@@ -43,13 +43,8 @@ def workflow_commands(result: CheckResult, file: Path | None = None) -> list[str
         file: The file of the job or script, to which they are attached.
     """
     lines = [_command(LEVELS[result.verdict], f"Training speed: {result.verdict}", result.headline, file)]
-    harms = []
-    if result.memory is not None and result.memory.verdict == "more":
-        harms.append(result.memory.words)
-    if result.quality is not None and result.quality.verdict == "worse":
-        harms.append(result.quality.words)
-    if result.anchor is not None and result.anchor.verdict == Verdict.SLOWER:
-        harms.append(result.anchor.words)
+    judged = ((result.memory, "more"), (result.quality, "worse"), (result.anchor, Verdict.SLOWER))
+    harms = [part.words for part, harm in judged if part is not None and part.verdict == harm]
     return lines + [_command("warning", "Training check", words, file) for words in harms]
 
 
@@ -57,20 +52,11 @@ def markdown(result: CheckResult) -> str:
     """Return the result as Markdown, as in the summary of a job."""
     title = f"### {SIGNS[result.verdict]} Training speed: {result.verdict}"
     change = change_words(result.interval) if result.interval else "too little was measured"
-    rows = [("target", f"`{_cell(result.target)}`"), ("change", change), ("why", result.why)]
-    if result.phases is not None and result.phases.named:
-        rows.append(("phase", result.phases.words))
-    if result.memory is not None:
-        rows.append(("memory", result.memory.words))
-    if result.quality is not None and not result.equal_losses:
-        rows.append(("quality", result.quality.words))
-    if result.equal_losses:
-        rows.append(("losses", "bit-equal"))
-    if result.anchor is not None:
-        rows.append(("anchor", result.anchor.words))
-    rows += [("environment", words) for words in result.environment]
-    rows += [("warning", words) for words in result.warnings]
-    rows += [
+    rows = [
+        ("target", f"`{_cell(result.target)}`"),
+        ("change", change),
+        ("why", result.why),
+        *result.rows(),
         ("versions", f"{result.candidate.name} against {result.base.name}"),
         ("machine", result.machine.get("summary", "")),
     ]

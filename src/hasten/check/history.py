@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -32,6 +33,8 @@ MIN_CHANGE_RECORDS, MIN_SEGMENT = 8, 3
 """Fewest records to search for changes, and fewest records before and after one."""
 PENALTY = 5.0
 """Penalty of a change point, in units of the noise variance times the logarithm of the number of records."""
+_DAMAGED = (ValueError, TypeError, KeyError)
+"""What `parse_record` raises for a line that is not a record."""
 MAD_TO_SD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
@@ -82,15 +85,10 @@ class Record:
         """Seconds per sample: the geometric mean of the processes."""
         return math.exp(statistics.fmean(map(math.log, self.seconds_per_item)))
 
-    @property
-    def key(self) -> tuple[str, str, str] | None:
-        """What a history has one line of: target, commit and machine. None without a commit."""
-        return (self.target, self.commit, self.fingerprint) if self.commit is not None else None
-
-    @property
-    def anchor_ratio(self) -> float | None:
-        """Speed relative to the anchor; above 1 is faster."""
-        return self.anchor["ratio"] if self.anchor else None
+    def replaces(self, other: Record) -> bool:
+        """Whether a history has one line of both: of one target, commit and machine."""
+        same = (self.target, self.commit, self.fingerprint) == (other.target, other.commit, other.fingerprint)
+        return same and self.commit is not None
 
 
 def record_of(result: CheckResult) -> Record:
@@ -151,17 +149,9 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             continue
         try:
             records.append(parse_record(line))
-        except (ValueError, TypeError, KeyError) as error:
+        except _DAMAGED as error:
             problems.append(f"{path}:{number} is not a record and was skipped ({error})")
     return records, problems
-
-
-def _key(line: str) -> tuple[str, str, str] | None:
-    """Return the key of a line; None if it is not a record."""
-    try:
-        return parse_record(line).key
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def append(path: Path, record: Record) -> None:
@@ -172,24 +162,14 @@ def append(path: Path, record: Record) -> None:
     """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     own = json.dumps({"schema": 1, **schema.write(asdict(record))}, sort_keys=True)
-    place = next((number for number, line in enumerate(lines) if record.key and _key(line) == record.key), len(lines))
+    place = len(lines)
+    for number, line in enumerate(lines):
+        with suppress(*_DAMAGED):
+            place = number if record.replaces(parse_record(line)) else place
     try:
         write_atomically(path, "\n".join([*lines[:place], own, *lines[place + 1 :]]) + "\n")
     except OSError as error:
         raise HastenError(f"The history {path} cannot be written: {error.strerror}.") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A point at which the speed changed for good.
-
-    Attributes:
-        index: Index of the first record after it.
-        frac: Change of the time of an update, as a share; above 0 is slower.
-    """
-
-    index: int
-    frac: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +181,15 @@ class Trend:
         records: Its records, oldest first.
         slowdown: Time of an update of each record, relative to the first one.
         paired: Whether `slowdown` comes from comparisons with the anchor. Otherwise it includes the machine's drift.
-        changes: The change points.
+        changes: Where the speed changed for good: index of the first record after it -> change of the time of an update, as
+            a share; above 0 is slower.
     """
 
     target: str
     records: tuple[Record, ...]
     slowdown: tuple[float, ...]
     paired: bool
-    changes: tuple[Change, ...]
+    changes: dict[int, float]
 
     @property
     def creep(self) -> str:
@@ -224,16 +205,12 @@ class Trend:
             {"commit": record.commit, "when": record.when, "relative_time": slowdown, "verdict": record.verdict}
             for record, slowdown in zip(self.records, self.slowdown, strict=True)
         ]
-        changes = [{"commit": self.records[change.index].commit, "frac": change.frac} for change in self.changes]
+        changes = [{"commit": self.records[index].commit, "frac": frac} for index, frac in self.changes.items()]
         machine = self.records[0].machine
         return {
             "target": self.target, "machine": machine, "paired": self.paired, "records": records, "changes": changes,
             "creep": self.creep,
         }  # fmt: skip
-
-    def change_at(self, index: int) -> Change | None:
-        """Return the change point before a record."""
-        return next((change for change in self.changes if change.index == index), None)
 
 
 def trends(records: Iterable[Record]) -> list[Trend]:
@@ -250,17 +227,18 @@ def trends(records: Iterable[Record]) -> list[Trend]:
 
 def _trend(target: str, records: list[Record]) -> Trend:
     first = records[0]
-    paired = len(records) > 1 and all(
-        record.anchor is not None and record.anchor["commit"] == first.commit and record.anchor_ratio
-        for record in records[1:]
+    anchors = [record.anchor for record in records[1:]]
+    ratios = [anchor["ratio"] for anchor in anchors if anchor and anchor["commit"] == first.commit and anchor["ratio"]]
+    paired = 0 < len(ratios) == len(anchors)
+    slowdown = (
+        [1.0, *(1.0 / ratio for ratio in ratios)] if paired else [record.seconds / first.seconds for record in records]
     )
-    ratios = [record.anchor_ratio for record in records[1:]]
-    slowdown = [1.0, *(1.0 / ratio for ratio in ratios if ratio)] if paired else [r.seconds / first.seconds for r in records]
-    changes = tuple(find_changes(slowdown))
-    return Trend(target=target, records=tuple(records), slowdown=tuple(slowdown), paired=paired, changes=changes)
+    return Trend(
+        target=target, records=tuple(records), slowdown=tuple(slowdown), paired=paired, changes=find_changes(slowdown)
+    )
 
 
-def find_changes(slowdown: Sequence[float], *, floor_frac: float = MIN_FLOOR_FRAC) -> list[Change]:
+def find_changes(slowdown: Sequence[float], *, floor_frac: float = MIN_FLOOR_FRAC) -> dict[int, float]:
     """Return where a series of relative times changed for good, by at least `floor_frac`.
 
     The noise is estimated from the differences of neighbours, which a few changes do not move.
@@ -269,7 +247,7 @@ def find_changes(slowdown: Sequence[float], *, floor_frac: float = MIN_FLOOR_FRA
         MachineError: The package ruptures is not installed.
     """
     if len(slowdown) < MIN_CHANGE_RECORDS:
-        return []
+        return {}
     try:
         import ruptures  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -282,11 +260,8 @@ def find_changes(slowdown: Sequence[float], *, floor_frac: float = MIN_FLOOR_FRA
     penalty = PENALTY * noise**2 * math.log(len(logs))
     ends = ruptures.Pelt(model="l2", min_size=MIN_SEGMENT, jump=1).fit(np.array(logs)).predict(pen=penalty)
     means = [statistics.fmean(logs[start:end]) for start, end in pairwise([0, *ends])]
-    found = [
-        Change(index=end, frac=math.exp(after - before) - 1.0)
-        for end, (before, after) in zip(ends[:-1], pairwise(means), strict=True)
-    ]
-    return [change for change in found if abs(change.frac) >= floor_frac]
+    found = {end: math.exp(new - old) - 1.0 for end, (old, new) in zip(ends, pairwise(means), strict=False)}
+    return {end: frac for end, frac in found.items() if abs(frac) >= floor_frac}
 
 
 def drift_frac(records: Sequence[Record]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -20,7 +20,6 @@ from hasten.check.result import (
     SIDE_BY_SIDE,
     CheckResult,
     PhaseChange,
-    Side,
     change_words,
     changed_phase,
     conclude,
@@ -127,12 +126,11 @@ def prepare(setting: TrialSetting, options: Options) -> Prepared:
     profile, measured = answer["profile"], answer["facts"]
     facts = Facts(machine=read_shared_machine(setting.ranks), job=JobFacts(**profile["job"]), **measured)
     whole_ms = wall_ms(facts.phase_frac, facts.step_ms) or 0.0
-    steps = profile["steps"] - WARMUP_UPDATES - 2 if profile.get("ended") else None
     return Prepared(
         described=described,
         facts=facts,
         phases_ms={name: share * whole_ms for name, share in facts.phase_frac.items()},
-        most_updates=steps,
+        most_updates=_counted(profile["steps"]) if profile.get("ended") else None,
         max_batches=max_batches,
         metrics=metrics,
     )
@@ -164,16 +162,7 @@ def run_session(
     repository: Repository, subject: Subject, versions: tuple[Version, Version], options: Options, *, deadline: float,
     say: Callable[[str], None], number: int = 0,
 ) -> Session:  # fmt: skip
-    """Compare two versions in new worktrees.
-
-    Args:
-        repository: The repository.
-        subject: What to run.
-        versions: The base and the candidate.
-        options: How the check is run.
-        deadline: Monotonic time after which no pair is started.
-        say: Called with a message at each step.
-        number: Number of the session; 0 is the first.
+    """Compare two versions, the base and the candidate, in new worktrees. No pair starts after the (monotonic) deadline.
 
     Raises:
         TrialError: A version does not train.
@@ -201,20 +190,26 @@ def compare_settings(settings: Mapping[str, TrialSetting], design: Design, say: 
         TrialError: A trial failed.
     """
 
-    def on_pair(so_far: Comparison) -> None:
-        say(pair_words(so_far, design.looks[-1]))
+    def compared(design: Design) -> Comparison:
+        say(f"comparing in fresh, interleaved processes, {design.updates} updates each")
+        return compare(
+            settings["A"], EMPTY, EMPTY, design, candidate_setting=settings["B"],
+            on_pair=lambda so_far: say(pair_words(so_far, design.looks[-1])),
+        )  # fmt: skip
 
-    say(f"comparing in fresh, interleaved processes, {design.updates} updates each")
     ends = ScriptProcesses(setting=settings["A"], seed=design.seed, draws=False)
     try:
-        return compare(settings["A"], EMPTY, EMPTY, design, candidate_setting=settings["B"], on_pair=on_pair)
+        return compared(design)
     except TrialError as error:
         if not ends.shortens_turns(error) or ends.most_steps is None:
             raise
-        updates = max(min(ends.most_steps - WARMUP_UPDATES - 2, design.updates - 1), 1)
-        say(f"the script ends after {ends.most_steps} steps: comparing {updates} updates instead")
-        design = replace(design, updates=updates)
-        return compare(settings["A"], EMPTY, EMPTY, design, candidate_setting=settings["B"], on_pair=on_pair)
+        say(f"the script ends after {ends.most_steps} steps")
+        return compared(replace(design, updates=max(min(_counted(ends.most_steps), design.updates - 1), 1)))
+
+
+def _counted(steps: int) -> int:
+    """Return how many updates of a script with this number of steps are counted."""
+    return steps - WARMUP_UPDATES - 2
 
 
 def pair_words(so_far: Comparison, most: int) -> str:
@@ -257,8 +252,8 @@ def check_paired(
         why=why,
         interval=interval,
         floor_frac=comparisons[-1].floor.frac,
-        base=Side(name=base.name, commit=base.commit),
-        candidate=Side(name=candidate.name, commit=candidate.commit, changed=candidate.changed),
+        base=base,
+        candidate=candidate,
         sessions=comparisons,
         phases=_phases(sessions, verdict),
         memory=memory_change(*(_peaks(comparisons, arm) for arm in "AB")),
@@ -267,7 +262,9 @@ def check_paired(
         environment=tuple(environment_differences(last["A"].described, last["B"].described)),
         warnings=tuple(warnings),
         machine=machine_of(last["B"].facts.machine),
-        measured=measured_of(comparisons, last["B"]),
+        measured=measured_of(
+            [time for item in comparisons for time in item.times("B")], _peaks(comparisons, "B"), last["B"]
+        ),
         seconds=monotonic() - started,
     )
 
@@ -282,14 +279,13 @@ def machine_of(machine: Machine) -> dict[str, Any]:
     }
 
 
-def measured_of(comparisons: tuple[Comparison, ...], prepared: Prepared) -> dict[str, Any]:
-    """Return the samples of the candidate as a history keeps them."""
-    described = prepared.described
+def measured_of(times: Sequence[float], peaks: Sequence[float], prepared: Prepared) -> dict[str, Any]:
+    """Return what was measured of the candidate as a history keeps it."""
     return {
-        "seconds_per_item": [time for comparison in comparisons for time in comparison.times("B")],
-        "peak_bytes": _peaks(comparisons, "B"),
+        "seconds_per_item": list(times),
+        "peak_bytes": list(peaks),
         "phases_ms": prepared.phases_ms,
-        "environment": {name: described[name] for name in ("python", "threads", "packages")},
+        "environment": {name: prepared.described[name] for name in ("python", "threads", "packages")},
     }
 
 

@@ -36,12 +36,12 @@ class Version:
     """One side of a comparison.
 
     Attributes:
-        commit: The commit's full hash.
+        commit: The commit's full hash; None outside of a repository.
         name: What a message calls it, such as `3f2a1bc09d41 (merge base with main)`.
         changed: Whether the changes of the working tree belong to it.
     """
 
-    commit: str
+    commit: str | None
     name: str
     changed: bool = False
 
@@ -92,7 +92,7 @@ class Repository:
                     f"{revision!r} is not a revision of {self.root}. Give a branch, a tag or a commit.{self._shallow()}"
                 )
             reference = self._try("rev-parse", "--symbolic-full-name", revision) or ""
-            if reference.startswith(("refs/heads/", "refs/remotes/")):
+            if reference.startswith(("refs/heads/", "refs/remotes/")) and revision not in ("HEAD", "@"):
                 return self._merge_base(revision)
             return self._version(revision, revision)
         head = self._git("rev-parse", "HEAD")
@@ -114,7 +114,7 @@ class Repository:
 
     def changed_dependencies(self, base: Version, candidate: Version) -> list[str]:
         """Return files that name the project's packages and differ between two versions."""
-        commits = [base.commit] if candidate.changed else [base.commit, candidate.commit]
+        commits = [str(version.commit) for version in ((base,) if candidate.changed else (base, candidate))]
         patterns = [f":(glob)**/{name}" for name in DEPENDENCIES]
         return self._names("diff", "--name-only", "-z", *commits, "--", *patterns)
 
@@ -135,8 +135,8 @@ class Repository:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield [
-                self._check_out(version, holder / f"{'ab'[index]}-{version.commit[:12]}")
-                for index, version in enumerate(versions)
+                self._check_out(version, holder / f"{letter}-{str(version.commit)[:12]}")
+                for letter, version in zip("ab", versions, strict=False)
             ]
         finally:
             self._remove(holder)
@@ -145,7 +145,7 @@ class Repository:
     def _check_out(self, version: Version, folder: Path) -> Path:
         try:
             self._git(
-                "-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--detach", str(folder), version.commit
+                "-c", "core.hooksPath=/dev/null", "worktree", "add", "--quiet", "--detach", str(folder), str(version.commit)
             )
             if version.changed:
                 self._copy_changes(folder)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from hasten.check.repository import Version
 from hasten.core.job import Quality
 from hasten.core.stats import ALPHA, TRAINING_LOSS, Interval, Verdict, judge, non_inferior, paired_interval
 from hasten.report.words import bytes_words, ms_words
@@ -26,21 +27,6 @@ LOSS_MARGIN_FRAC = 0.01
 PHASE_SHARE = 0.5
 """A phase is named alone if it explains at least this share of the whole change."""
 SIDE_BY_SIDE = "paired, interleaved processes of both versions"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One version of the job or script.
-
-    Attributes:
-        name: What messages call it.
-        commit: Its commit; None outside of a repository.
-        changed: Whether the changes of the working tree belong to it.
-    """
-
-    name: str
-    commit: str | None = None
-    changed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +83,26 @@ class QualityChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnchorResult:
+    """The candidate against the fixed old commit of a history, which shows slow creep that each single step hides."""
+
+    commit: str
+    verdict: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def words(self) -> str:
+        """The comparison in words."""
+        if self.ratio is None or self.low is None or self.high is None:
+            return f"against the anchor {self.commit[:12]}: undecided"
+        interval = Interval(self.ratio, self.low, self.high, 0, 0.0)
+        creep = "; small slowdowns have added up" if self.verdict == Verdict.SLOWER else ""
+        return f"against the anchor {self.commit[:12]}: {self.verdict}: {change_words(interval)}{creep}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """A finished check.
 
@@ -128,8 +134,8 @@ class CheckResult:
     why: str
     interval: Interval | None
     floor_frac: float
-    base: Side
-    candidate: Side
+    base: Version
+    candidate: Version
     sessions: tuple[Comparison, ...] = ()
     phases: PhaseChange | None = None
     memory: MemoryChange | None = None
@@ -153,21 +159,27 @@ class CheckResult:
         change = f": {change_words(self.interval)}" if self.interval is not None else ""
         return f"{self.verdict}{change}; {self.why}"
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Return everything but the verdict, as pairs of a kind and a sentence."""
+        rows = []
+        if self.phases is not None and self.verdict in (Verdict.FASTER, Verdict.SLOWER):
+            rows.append(("phase", self.phases.words))
+        if self.memory is not None:
+            rows.append(("memory", self.memory.words))
+        if self.equal_losses:
+            rows.append(("losses", "the training losses are bit-equal"))
+        elif self.quality is not None:
+            rows.append(("quality", self.quality.words))
+        rows += [("environment", words) for words in self.environment]
+        if self.anchor is not None:
+            rows.append(("anchor", self.anchor.words))
+        return [*rows, *(("warning", words) for words in self.warnings)]
+
     def details(self) -> list[str]:
         """Return everything but the verdict, a line each."""
-        lines = [f"{self.candidate.name} against {self.base.name}: {self.method}"]
-        if self.phases is not None and self.verdict in (Verdict.FASTER, Verdict.SLOWER):
-            lines.append(self.phases.words)
-        if self.memory is not None:
-            lines.append(self.memory.words)
-        if self.equal_losses:
-            lines.append("the training losses are bit-equal")
-        elif self.quality is not None:
-            lines.append(self.quality.words)
-        lines += [f"environment: {words}" for words in self.environment]
-        if self.anchor is not None:
-            lines.append(self.anchor.words)
-        return [*lines, *(f"warning: {words}" for words in self.warnings)]
+        first = f"{self.candidate.name} against {self.base.name}: {self.method}"
+        named = ("environment", "warning")
+        return [first, *(f"{kind}: {words}" if kind in named else words for kind, words in self.rows())]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -183,13 +195,10 @@ class CheckResult:
             "floor": self.floor_frac,
             "base": vars(self.base),
             "candidate": vars(self.candidate),
-            "phases": self.phases and {**vars(self.phases), "words": self.phases.words},
-            "memory": self.memory and {**vars(self.memory), "words": self.memory.words},
-            "quality": self.quality and {**vars(self.quality), "words": self.quality.words},
+            **{name: _told(getattr(self, name)) for name in ("phases", "memory", "quality", "anchor")},
             "equal_losses": self.equal_losses,
             "environment": list(self.environment),
             "warnings": list(self.warnings),
-            "anchor": self.anchor and {**vars(self.anchor), "words": self.anchor.words},
             "machine": dict(self.machine),
             "measured": dict(self.measured),
             "seconds": self.seconds,
@@ -197,24 +206,8 @@ class CheckResult:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnchorResult:
-    """The candidate against the fixed old commit of a history, which shows slow creep that each single step hides."""
-
-    commit: str
-    verdict: str
-    ratio: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def words(self) -> str:
-        """The comparison in words."""
-        if self.ratio is None or self.low is None or self.high is None:
-            return f"against the anchor {self.commit[:12]}: undecided"
-        interval = Interval(self.ratio, self.low, self.high, 0, 0.0)
-        creep = "; small slowdowns have added up" if self.verdict == Verdict.SLOWER else ""
-        return f"against the anchor {self.commit[:12]}: {self.verdict}: {change_words(interval)}{creep}"
+def _told(part: PhaseChange | MemoryChange | QualityChange | AnchorResult | None) -> dict[str, Any] | None:
+    return None if part is None else {**vars(part), "words": part.words}
 
 
 def change_words(interval: Interval) -> str:
@@ -228,23 +221,13 @@ def change_words(interval: Interval) -> str:
 
 
 def conclude(sessions: Sequence[Comparison]) -> tuple[Verdict, str]:
-    """Return the verdict of a check and its reason, see `conclude_twice`."""
-    return conclude_twice([(session.verdict, session.interval) for session in sessions], sessions[0].why)
-
-
-def conclude_twice(sessions: Sequence[tuple[Verdict, Interval | None]], why: str) -> tuple[Verdict, str]:
-    """Return the verdict of a check and its reason: a slower verdict must recur in a second session.
-
-    Args:
-        sessions: The verdict and interval of the first session, and of its repetition if there was one.
-        why: The reason of the first session's verdict.
-    """
-    first = sessions[0][0]
-    if first is not Verdict.SLOWER:
-        return first, why
-    if len(sessions) == 1 or sessions[1][1] is None:
+    """Return the verdict of a check and its reason: a slower verdict of the first session must recur in a second one."""
+    first = sessions[0]
+    if first.verdict is not Verdict.SLOWER:
+        return first.verdict, first.why
+    if len(sessions) == 1 or sessions[1].interval is None:
         return Verdict.UNDECIDED, "slower in one session, and no time was left to confirm it. Give a longer --budget"
-    again = sessions[1][0]
+    again = sessions[1].verdict
     if again is Verdict.SLOWER:
         return Verdict.SLOWER, "confirmed with fresh processes in a second session"
     return Verdict.UNDECIDED, f"slower in the first session, but {again} in its repetition: it did not recur"

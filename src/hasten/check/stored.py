@@ -24,13 +24,16 @@ from hasten.check.paired import (
     compare_settings,
     design_of,
     machine_of,
+    measured_of,
     prepare,
 )
-from hasten.check.result import CheckResult, Side, changed_phase, conclude_twice, memory_change
+from hasten.check.repository import Version
+from hasten.check.result import CheckResult, changed_phase, conclude, memory_change
 from hasten.check.subject import Subject, environment_differences
 from hasten.core.errors import HastenError
 from hasten.core.stats import ALPHA, LOOKS, Interval, Verdict, judge, t_quantile
 from hasten.train.process_group import read_shared_machine
+from hasten.tune.proof.compare import Comparison
 from hasten.tune.trials.samples import Sample
 
 DRIFT_FRAC = 0.07
@@ -81,7 +84,7 @@ def unpaired_interval(base_s: Sequence[float], candidate_s: Sequence[float], con
 
 def measure(
     subject: Subject, prepared: Prepared, options: Options, *, deadline: float, say: Callable[[str], None], session: int = 0
-) -> list[Sample]:
+) -> Comparison:
     """Measure the working folder in pairs of processes, the conditions under which stored samples were measured.
 
     Raises:
@@ -91,7 +94,7 @@ def measure(
         setting = subject.setting(Path(scratch), CANDIDATE, lambda words: say(f"  {words}"))
         design = design_of({"A": prepared, "B": prepared}, options, deadline, of_script=bool(subject.command))
         design = replace(design, quality=None, looks=LOOKS[:1], seed=design.seed + session * SESSION_SEEDS)
-        return compare_settings({"A": setting, "B": setting}, design, say).samples
+        return compare_settings({"A": setting, "B": setting}, design, say)
 
 
 def pair_times(samples: Sequence[Sample]) -> list[float]:
@@ -107,18 +110,12 @@ def pair_times(samples: Sequence[Sample]) -> list[float]:
 
 
 def check_stored(
-    subject: Subject, records: Sequence[Record], path: Path, candidate: Side, options: Options,
+    subject: Subject, records: Sequence[Record], path: Path, candidate: Version, options: Options,
     *, say: Callable[[str], None] = lambda _: None,
 ) -> CheckResult:  # fmt: skip
-    """Compare the working folder with stored records, and repeat a slower verdict with fresh processes.
+    """Compare the working folder with the records of a baseline file, and repeat a slower verdict with fresh processes.
 
-    Args:
-        subject: What to run.
-        records: The records of the baseline file; if there are none, the working folder is only measured.
-        path: The baseline file.
-        candidate: The name of the working folder's version.
-        options: How the check is run.
-        say: Called with a message at each step.
+    Without records, the working folder is only measured.
 
     Raises:
         TrialError: It does not train.
@@ -130,62 +127,59 @@ def check_stored(
     say("measuring the phases")
     with tempfile.TemporaryDirectory(prefix="hasten-") as scratch:
         prepared = prepare(subject.setting(Path(scratch), CANDIDATE, lambda words: say(f"  {words}")), options)
-    base = stored[-1] if stored else None
-    drift = drift_frac(stored)
+    base, drift = stored[-1] if stored else None, drift_frac(stored)
     floor = max(options.floor_frac, DRIFT_FRAC if drift is None else drift)
-    taken: list[Sample] = []
-    found: list[tuple[Verdict, Interval | None]] = []
-    for session, share in enumerate((FIRST_FRAC, 1.0)):
-        samples = measure(subject, prepared, options, deadline=started + share * options.budget_s, say=say, session=session)
-        taken += samples
-        found.append(_judged(base, samples, floor))
-        if found[-1][0] is not Verdict.SLOWER:
+    sessions: list[Comparison] = []
+    for number, share in enumerate((FIRST_FRAC, 1.0)):
+        measured = measure(subject, prepared, options, deadline=started + share * options.budget_s, say=say, session=number)
+        sessions.append(judged(base, measured, floor))
+        if sessions[-1].verdict is not Verdict.SLOWER:
             break
+    taken = [sample for session in sessions for sample in session.samples]
     times, peaks = pair_times(taken), [float(sample.peak_bytes or 0) for sample in taken]
-    described = prepared.described
-    verdict, why = conclude_twice(found, f"noise floor {floor:.1%}")
+    verdict, why = conclude(sessions)
+    result = CheckResult(
+        target=subject.name,
+        method=f"{len(times)} pairs of processes",
+        verdict=verdict,
+        why=why if base else f"{path} had no samples to compare with",
+        interval=None,
+        floor_frac=floor,
+        base=Version(name="nothing", commit=None),
+        candidate=candidate,
+        machine=machine,
+        measured=measured_of(times, peaks, prepared),
+        seconds=monotonic() - started,
+    )
     if base is None:
-        why = f"{path} had no samples to compare with"
-    elif verdict is Verdict.UNDECIDED and len(found) == 1:
-        why = "the interval allows more than one verdict" if found[0][1] else "too few pairs were undisturbed"
+        return result
     source = "this machine's usual drift" if drift is None else f"the drift seen in {len(stored)} recorded sessions"
     weaker = (
         f"weaker evidence: both were not measured side by side, so changes below {floor:.1%} ({source}) cannot be "
         f"distinguished from drift. With --against, changes of {options.floor_frac:.1%} can."
     )
-    enough = base is not None and len(base.seconds_per_item) > 1 and len(times) > 1
-    return CheckResult(
-        target=subject.name,
-        method=f"{len(times)} pairs of processes against stored samples of {base.when}"
-        if base
-        else f"{len(times)} pairs of processes",
-        verdict=verdict,
-        why=why,
-        interval=unpaired_interval(base.seconds_per_item, times, 1.0 - ALPHA) if base and enough else None,
-        floor_frac=floor,
-        base=Side(
-            name=f"stored samples of {(base.commit or 'no commit')[:12]}" if base else "nothing",
-            commit=base.commit if base else None,
-        ),
-        candidate=candidate,
-        phases=changed_phase(base.phases_ms, prepared.phases_ms, verdict) if base and base.phases_ms else None,
-        memory=memory_change(base.peak_bytes, peaks) if base else None,
-        environment=tuple(environment_differences(base.environment, described)) if base else (),
-        warnings=(weaker,) if base else (),
-        machine=machine,
-        measured={
-            "seconds_per_item": times,
-            "peak_bytes": peaks,
-            "phases_ms": prepared.phases_ms,
-            "environment": {name: described[name] for name in ("python", "threads", "packages")},
-        },
-        seconds=monotonic() - started,
+    return replace(
+        result,
+        method=f"{result.method} against stored samples of {base.when}",
+        interval=_interval(base, taken),
+        base=Version(name=f"stored samples of {(base.commit or 'no commit')[:12]}", commit=base.commit),
+        phases=changed_phase(base.phases_ms, prepared.phases_ms, verdict) if base.phases_ms else None,
+        memory=memory_change(base.peak_bytes, peaks),
+        environment=tuple(environment_differences(base.environment, prepared.described)),
+        warnings=(weaker,),
     )
 
 
-def _judged(base: Record | None, samples: Sequence[Sample], floor: float) -> tuple[Verdict, Interval | None]:
+def judged(base: Record | None, measured: Comparison, floor: float) -> Comparison:
+    """Return what was measured with its verdict against a record instead of that between its own two arms."""
+    interval = _interval(base, measured.samples) if base else None
+    verdict = judge(interval, floor) if interval else Verdict.UNDECIDED
+    why = "the interval allows more than one verdict" if verdict is Verdict.UNDECIDED else f"noise floor {floor:.1%}"
+    return replace(measured, interval=interval, verdict=verdict, why=why if interval else "too few pairs were undisturbed")
+
+
+def _interval(base: Record, samples: Sequence[Sample]) -> Interval | None:
     times = pair_times(samples)
-    if base is None or len(times) < 2 or len(base.seconds_per_item) < 2:
-        return Verdict.UNDECIDED, None
-    interval = unpaired_interval(base.seconds_per_item, times, 1.0 - ALPHA)
-    return judge(interval, floor), interval
+    if min(len(times), len(base.seconds_per_item)) < 2:
+        return None
+    return unpaired_interval(base.seconds_per_item, times, 1.0 - ALPHA)

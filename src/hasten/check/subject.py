@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Subject:
         name = os.path.relpath(file, self.folder.resolve())
         command = (name, *self.command[1:]) if self.command else ()
         target = name if self.command else f"{name}:{self.target.rpartition(':')[2]}"
-        return Subject(target=target, command=command, folder=self.folder, ranks=self.ranks)
+        return replace(self, target=target, command=command)
 
     def setting(
         self, scratch: Path, label: str, say: Callable[[str], None], tree: Path | None = None, root: Path | None = None

@@ -56,10 +56,10 @@ def trend_plot(trend: Trend) -> Figure:
     }  # fmt: skip
     shapes = [
         {
-            "type": "line", "x0": change.index - 0.5, "x1": change.index - 0.5, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": "$bad" if change.frac > 0 else "$good", "width": 2, "dash": "dot"},
+            "type": "line", "x0": index - 0.5, "x1": index - 0.5, "yref": "paper", "y0": 0, "y1": 1,
+            "line": {"color": "$bad" if frac > 0 else "$good", "width": 2, "dash": "dot"},
         }
-        for change in trend.changes
+        for index, frac in trend.changes.items()
     ]  # fmt: skip
     every = max(len(numbers) // 8, 1)
     return {

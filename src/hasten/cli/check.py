@@ -180,8 +180,7 @@ def show_trend(trend: Trend) -> None:
     say(f"\n{trend.target} on {trend.records[0].machine['summary']}", "bold")
     table = Table("commit", "time", "update time", "verdict", "", box=None)
     for index, (record, slowdown) in enumerate(zip(trend.records, trend.slowdown, strict=True)):
-        change = trend.change_at(index)
-        words = f"{100 * change.frac:+.1f} % from here on" if change else ""
+        words = f"{100 * trend.changes[index]:+.1f} % from here on" if index in trend.changes else ""
         table.add_row((record.commit or "-")[:12], record.when, f"{slowdown:.3f}x", record.verdict or "", words)
     console.print(table)
     say(f"Update time relative to the first commit; {source}.", "dim")
