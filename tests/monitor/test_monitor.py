@@ -176,8 +176,7 @@ def test_marks_belong_to_the_window_in_which_they_were_set() -> None:
         monitor.mark("checkpoint", seconds=0.5, words="kept")
         training.run(monitor, 1)
         _until(lambda: monitor.windows == 1)
-        with monitor.during("validation"):
-            pass
+        monitor.mark("validation")
     assert [[(mark.name, mark.step, mark.words) for mark in window.marks] for window in kept] == [
         [("checkpoint", 1, "kept")],
         [("validation", 2, "")],

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -80,7 +81,8 @@ class Files:
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Files:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     return Files(tmp_path / "proc")
 
 
@@ -126,14 +128,15 @@ def test_cpu_is_split_into_the_tree_and_others(proc: Files, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("second")
-def test_disks_are_added_up_without_their_partitions(proc: Files, tmp_path: Path) -> None:
+def test_disks_are_added_up_without_their_partitions(proc: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler: Any = None
     for times in (0, 1):
         disk = f"{4 * times} 0 {16 * times} {20 * times} {2 * times} 0 {8 * times} {30 * times} 0 {500 * times} 0"
         lines = [f"259 0 {name} {disk}" for name in ("nvme0n1", "nvme0n1p1", "sda", "sda1", "loop0", "dm-0")]
         proc.write("diskstats", "\n".join(lines))
-        proc.write("self/io", f"rchar: {1000 * times}\nread_bytes: {600 * times}\nwrite_bytes: {400 * times}\n")
-        sampler = sampler or Disk(Host(folder=tmp_path), proc.folder)
+        own = SimpleNamespace(read_chars=1000 * times, read_bytes=600 * times, write_bytes=400 * times)
+        monkeypatch.setattr(psutil, "Process", lambda own=own: SimpleNamespace(io_counters=lambda: own))
+        sampler = sampler or Disk(Host(folder=tmp_path))
         values = dict(sampler.sample())
     assert values.pop("system.disk.free") > 0
     assert values == {
@@ -149,7 +152,7 @@ def test_the_loopback_is_no_network(proc: Files) -> None:
     for times in (0, 1):
         line = f"{100 * times} 9 {times} {times} 0 0 0 0 {50 * times} 9 0 0 0 0 0 0"
         proc.write("net/dev", f"heads\nheads\n    lo: {line}\n  eth0: {line}\n  eth1:{line}\n")
-        sampler = sampler or Network(Host(), proc.folder)
+        sampler = sampler or Network(Host())
         values = sampler.sample()
     assert values == {"system.network.receive": 100.0, "system.network.transmit": 50.0, "system.network.errors": 2.0}
 

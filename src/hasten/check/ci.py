@@ -36,12 +36,7 @@ def junit(result: CheckResult) -> str:
 
 
 def workflow_commands(result: CheckResult, file: Path | None = None) -> list[str]:
-    """Return annotations as GitHub's workflow commands: the verdict, and a warning for each other harm.
-
-    Args:
-        result: The result.
-        file: The file of the job or script, to which they are attached.
-    """
+    """Return annotations as GitHub's workflow commands: the verdict, and a warning for each other harm."""
     lines = [_command(LEVELS[result.verdict], f"Training speed: {result.verdict}", result.headline, file)]
     judged = ((result.memory, "more"), (result.quality, "worse"), (result.anchor, Verdict.SLOWER))
     harms = [part.words for part, harm in judged if part is not None and part.verdict == harm]

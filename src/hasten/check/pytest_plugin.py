@@ -53,14 +53,7 @@ def check_training(
 ) -> CheckResult:  # fmt: skip
     """Run a check.
 
-    Args:
-        folder: The working folder.
-        target: The job or script.
-        arguments: Arguments of the script.
-        against: The revision to compare with.
-        budget_s: Seconds to spend.
-        floor: The smallest change that counts, as a share.
-        options: Other fields of `Options`.
+    `options` are further fields of `Options`.
 
     Raises:
         HastenError: It could not be measured.

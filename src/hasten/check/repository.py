@@ -49,9 +49,6 @@ class Version:
 class Repository:
     """The git repository that holds a folder.
 
-    Args:
-        folder: The folder.
-
     Raises:
         HastenError: It is not in a git repository, git is missing, or there is no commit yet.
     """
@@ -79,9 +76,8 @@ class Repository:
     def base(self, revision: str | None) -> Version:
         """Return what to compare with: the merge base with a branch, or a commit or tag itself.
 
-        Args:
-            revision: The revision. None: the merge base with the default branch; on that branch itself, the last commit if
-                the working tree has changes, and otherwise its parent.
+        Without a revision: the merge base with the default branch; on that branch itself, the last commit if the working
+        tree has changes, and otherwise its parent.
 
         Raises:
             HastenError: There is no such revision, no merge base, or no parent.

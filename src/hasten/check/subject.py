@@ -64,12 +64,7 @@ class Subject:
     ) -> TrialSetting:
         """Return the settings of processes that run it.
 
-        Args:
-            scratch: Folder for logs and compile caches.
-            label: What errors call this version.
-            say: Called with the progress messages of a process.
-            tree: The folder that holds the version; None for the working folder itself.
-            root: The repository that `tree` was checked out from.
+        With `tree`, a version that was checked out from the repository `root`, it runs there, not in the working folder.
 
         Raises:
             TargetError: The version does not have the file.

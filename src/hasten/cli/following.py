@@ -27,11 +27,9 @@ def following_of(
     log_to = [*of_plan, *log_to]
     if out == default_out and not (log_to or alerts or alert_to):
         return None
-    from hasten.monitor.catalogue import sinks
-    from hasten.monitor.sink import parse_sink
+    from hasten.monitor.begin import parse_sinks
 
-    for text in log_to:
-        parse_sink(text, sinks())
+    parse_sinks(log_to)
     if alerts or alert_to:
         from hasten.monitor.alerts.live import LiveAlerts
 
@@ -44,14 +42,7 @@ def following_of(
 def recorded(
     following: Mapping[str, Any] | None, command: Sequence[str], names: Collection[str], plan: str
 ) -> Iterator[RunRecord | None]:
-    """Keep the record of a script's run in its folder: `run.toml`, `hasten.toml` and `log.txt`. None if it is not followed.
-
-    Args:
-        following: How the script is followed.
-        command: The script and its arguments.
-        names: Optimizations of its plan.
-        plan: The text of the plan.
-    """
+    """Keep the record of a script's run in its folder: `run.toml`, `hasten.toml`, `log.txt`. None if it is not followed."""
     if following is None:
         yield None
         return

@@ -64,11 +64,7 @@ class Answer(BaseModel):
 
 
 class Tools:
-    """Runs the commands.
-
-    Args:
-        root: The folder that tools may use.
-    """
+    """Runs the commands."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -106,13 +102,7 @@ class Tools:
     ) -> Answer:  # fmt: skip
         """Show a command, and run it unless only its plan is asked for.
 
-        Args:
-            options: The verb and its options.
-            tail: The words after the options.
-            context: The request.
-            plan_only: Do not run it.
-            fine: Exit statuses that are a result.
-            json_option: Whether the verb writes its result as JSON.
+        Exit statuses in `fine` are a result.
 
         Raises:
             ToolError: It failed. The message has the command and its last output.

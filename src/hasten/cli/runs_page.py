@@ -57,9 +57,7 @@ def page_of(run: Run, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def gather(run: Run, name: str | None = None) -> RunFacts:
     """Return what the page shows of a run. Lines that cannot be read are left out.
 
-    Args:
-        run: The run.
-        name: What the page calls it; None for the name of its folder.
+    `name`: what the page calls it instead of the name of its folder.
 
     Raises:
         DataError: A file was written by a newer version of Hasten.

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import time
+from typing import Any
 
 from hasten.core.errors import HastenError
 from hasten.monitor.alerts.live import LiveAlerts
 from hasten.monitor.catalogue import samplers, sinks
 from hasten.monitor.metric import units
 from hasten.monitor.monitor import Monitor, Pace, Progress
-from hasten.monitor.sampler import Host, Samplers, cards
+from hasten.monitor.sampler import Host, Samplers
 from hasten.monitor.sink import QueuedSink, SinkRequest, parse_sink
 from hasten.monitor.window import Start
 from hasten.monitor.windows_file import WindowsFile
@@ -44,15 +45,8 @@ def make_monitor(
 ) -> Monitor:
     """Return a monitor for this rank.
 
-    Args:
-        start: The run. Host, time and units are filled in.
-        progress: Returns the progress of the training, on the training thread.
-        host: The training process; its folder takes `windows.jsonl`.
-        requests: Further sinks. Ranks other than 0 use only those for every rank.
-        say: Called with messages for the user.
-        pace: When a window ends.
-        alerts: Judges the windows; used on rank 0.
-        samples: Number of training samples; None if unknown.
+    Host, time and units of the start are filled in. The host's folder takes `windows.jsonl`. Ranks other than 0 use only the
+    sinks for every rank, and no alerts.
     """
     try:
         kinds = samplers()
@@ -60,25 +54,15 @@ def make_monitor(
         say(f"no samplers are read: {error}")
         kinds = {}
     at = start.at or time()
-    start = replace(
-        start, run=start.run or run_name(host.folder, at), host=platform.node(), at=at, units=units(cards(kinds))
-    )
+    start = replace(start, run=start.run or run_name(host.folder, at), host=platform.node(), at=at, units=units(kinds))
     wanted = [SinkRequest(kind=WindowsFile, options={}), *requests]
     queues = [
         QueuedSink(request.kind.card.name, partial(request.kind, start, host.folder, **request.options), say)
         for request in wanted
         if start.rank == 0 or request.kind.card.every_rank
     ]
-    if alerts is None or start.rank:
-        return Monitor(start, progress, Samplers(kinds, host, say), queues, pace=pace, say=say)
-    alerts.begin(start.run, host.folder, start.world, samples=samples)
-    return Monitor(
-        start,
-        progress,
-        Samplers(kinds, host, say),
-        queues,
-        pace=pace,
-        say=say,
-        on_window=alerts.on_window,
-        at_end=alerts.close,
-    )
+    judged: dict[str, Any] = {}
+    if alerts is not None and not start.rank:
+        alerts.begin(start.run, host.folder, start.world, samples=samples)
+        judged = {"on_window": alerts.on_window, "at_end": alerts.close}
+    return Monitor(start, progress, Samplers(kinds, host, say), queues, pace=pace, say=say, **judged)

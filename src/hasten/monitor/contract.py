@@ -64,13 +64,7 @@ def proved_phases(proved: Mapping[str, Any]) -> dict[str, float]:
 
 
 def why_void(contract: Contract, machine: Machine, samples: int | None) -> str:
-    """Return why the contract does not hold for this run; empty if it does.
-
-    Args:
-        contract: The contract.
-        machine: This machine.
-        samples: Number of training samples; None if unknown.
-    """
+    """Return why the contract does not hold for this run; empty if it does."""
     proved = contract.plan.proved
     if changes := changed_since_proof(contract.plan, machine):
         return f"the machine changed: {changes}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PHASE_PREFIX = "phase."
 """The seconds per step of each phase are metrics too: `phase.data`, `phase.forward`, ..."""
@@ -79,7 +80,7 @@ OWN = Card(
 """Metrics of the monitor itself."""
 
 
-def units(cards: Mapping[str, Card] | tuple[Card, ...]) -> dict[str, str]:
-    """Return the unit of each metric of these cards, by name."""
-    given = cards.values() if isinstance(cards, Mapping) else cards
-    return {metric.name: metric.unit for card in (*given, TRAINING, OWN) for metric in card.metrics}
+def units(samplers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the unit of each metric of these samplers, of the training and of the monitor, by name."""
+    cards = (*(kind.card for kind in samplers.values()), TRAINING, OWN)
+    return {metric.name: metric.unit for card in cards for metric in card.metrics}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter, time
 from types import TracebackType
@@ -66,15 +65,8 @@ class _Moment:
 class Monitor:
     """Follows a run. A context manager: on exit, it writes the last window and closes the sinks.
 
-    Args:
-        start: The run.
-        progress: Returns the progress, called on the training thread.
-        samplers: Read once for each window.
-        sinks: Receive each window.
-        pace: When a window ends.
-        say: Called with a message if a window cannot be made.
-        on_window: Called with each window by the monitor's thread.
-        at_end: Called after the last window.
+    The training thread calls `progress`. The monitor's thread reads the samplers once for each window, gives the window to
+    the sinks and to `on_window`, and calls `at_end` after the last one.
 
     Attributes:
         windows: Number of windows so far.
@@ -115,15 +107,6 @@ class Monitor:
         """Note an event that has just ended."""
         step = self._begun.progress.step + self._steps
         self._marks.append(Mark(name=name, step=step, at=round(time() - seconds, 3), seconds=round(seconds, 6), words=words))
-
-    @contextmanager
-    def during(self, name: str) -> Iterator[None]:
-        """Note an event that lasts as long as the block."""
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self.mark(name, seconds=perf_counter() - began)
 
     def __enter__(self) -> Self:
         self._last = self._begun = self._moment(perf_counter())

@@ -28,11 +28,7 @@ _PHASE = dict.fromkeys(("saver", "last checkpoint", "last write"), "checkpoint")
 
 
 class LoopProgress:
-    """Reads the progress of a loop. Phases are estimated from the updates that its clock times.
-
-    Args:
-        loop: The loop.
-    """
+    """Reads the progress of a loop. Phases are estimated from the updates that its clock times."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._peak = loop, peak_flops(loop.live.device)
@@ -73,13 +69,7 @@ class LoopProgress:
 
 
 class LoopObserver:
-    """Passes on what a run tells.
-
-    Args:
-        monitor: The monitor.
-        progress: The progress that the monitor reads.
-        leads: Whether this is rank 0.
-    """
+    """Passes on what a run tells."""
 
     def __init__(self, monitor: Monitor, progress: LoopProgress, *, leads: bool) -> None:
         self._monitor, self._progress, self._leads = monitor, progress, leads
@@ -115,15 +105,7 @@ def follow_loop(
     pace: Pace | None = None,
     alerts: LiveAlerts | None = None,
 ) -> Observe:
-    """Return what `RunOptions.observe` takes.
-
-    Args:
-        out: The run's folder.
-        requests: Sinks in addition to the file in the folder.
-        say: Called with messages for the user.
-        pace: When a window ends.
-        alerts: Judges the windows; used on rank 0.
-    """
+    """Return what `RunOptions.observe` takes."""
 
     @contextmanager
     def observe(loop: Loop) -> Iterator[Observer]:

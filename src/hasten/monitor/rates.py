@@ -12,11 +12,7 @@ PROC = Path("/proc")
 
 
 class Changes:
-    """How much counters have changed since the last reading.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """How much counters have changed since the last reading."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -58,10 +58,7 @@ class Sampler(Protocol):
 class Samplers:
     """Reads samplers, one after the other, in a thread. None of them can take the others along.
 
-    Args:
-        kinds: The samplers, by name.
-        host: The training process.
-        say: Called with a message about each sampler that is switched off.
+    `say` is called with a message about each sampler that is switched off.
 
     Attributes:
         missing: Why a sampler is not read, by name.
@@ -130,8 +127,3 @@ class Samplers:
         self._samplers.pop(name, None)
         self.missing[name] = why
         self._say(f"the sampler `{name}` is switched off: {why}. The training and the other samplers go on.")
-
-
-def cards(kinds: Mapping[str, Any]) -> tuple[Card, ...]:
-    """Return the cards of samplers."""
-    return tuple(kind.card for kind in kinds.values())

@@ -67,9 +67,6 @@ class WindowsFile:
 class WindowsReader:
     """Reads the windows of a file, also while it grows.
 
-    Args:
-        path: The file. It may not exist yet.
-
     Attributes:
         start: The start of the newest part; None before the first.
     """

@@ -83,9 +83,7 @@ class RunFacts:
 def render_runs(runs: Sequence[RunFacts], comparison: Mapping[str, Any] | None = None) -> str:
     """Return the page as text. Absolute paths lose their folders, because pages are made to be shared.
 
-    Args:
-        runs: One run, or several to compare.
-        comparison: With several runs: what `hasten runs compare --json` prints.
+    `comparison`: what `hasten runs compare --json` prints, with several runs.
     """
     tracks, plots = _tracks(runs), run_plots(runs)
     told = [

@@ -56,16 +56,7 @@ class Following:
 
 
 class ScriptMonitor:
-    """Follows a script from its first step on.
-
-    Args:
-        following: How to follow it.
-        recorder: Records the steps.
-        seams: The seams of the watch.
-        fetch: The seam of the loader.
-        say: Called with messages for the user.
-        failed: Called while an internal error is handled. The script continues.
-    """
+    """Follows a script from its first step on."""
 
     def __init__(
         self,

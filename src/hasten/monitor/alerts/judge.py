@@ -110,9 +110,7 @@ class Judge:
     def __call__(self, window: Window, others: Mapping[int, Window]) -> Finding | None:
         """Return what the rule says of a window; None if it cannot be judged (yet).
 
-        Args:
-            window: The window.
-            others: The last windows of other ranks.
+        `others` are the last windows of other ranks.
         """
         if self.rule.kind in ("idle", "incident", "not_finite", "slow_rank"):
             return self._of_window(window, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -70,6 +70,15 @@ class Rule:
 
 
 _TYPES = {field.name: field.type for field in fields(Rule)}
+_VALUES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "Kind": (get_args(Kind).__contains__, ", ".join(get_args(Kind))),
+    "Action": (get_args(Action).__contains__, ", ".join(get_args(Action))),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (lambda value: type(value) is int and 1 <= value <= 1000, "a number from 1 to 1000"),
+    "float": (lambda value: type(value) in (int, float), "a number"),
+    "str": (lambda value: isinstance(value, str), "a text"),
+}
+"""Type of a key -> whether a value fits, and what was expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +103,6 @@ def symptoms() -> tuple[Symptom, ...]:
 
 def load_rules(path: Path | None = None) -> tuple[tuple[Rule, ...], tuple[Mapping[str, Any], ...]]:
     """Return the rules, and the tables `[[deliver]]` of the user's file.
-
-    Args:
-        path: The user's file; None for the built-in rules alone.
 
     Raises:
         DataError: The file cannot be read, or a rule is wrong.
@@ -136,13 +142,14 @@ def _rule(table: Mapping[str, Any], base: Rule | None, path: Path) -> Rule:
     for key, value in table.items():
         if key not in _TYPES:
             raise DataError(f"{where} has an unknown key `{key}`. Its keys: {', '.join(_TYPES)}.")
-        if not _fits(key, value):
-            raise DataError(f"{where}: {key} = {value!r} is not valid. Expected: {_expected(key)}.")
+        fits, expected = _VALUES[str(_TYPES[key])]
+        if not fits(value):
+            raise DataError(f"{where}: {key} = {value!r} is not valid. Expected: {expected}.")
     numbers = {key: float(value) for key, value in table.items() if _TYPES[key] == "float"}
     if base is not None:
         rule = replace(base, **{**table, **numbers})
     elif "kind" not in table:
-        raise DataError(f"{where} is new, so it needs a kind: {_expected('kind')}.")
+        raise DataError(f"{where} is new, so it needs a kind: {_VALUES['Kind'][1]}.")
     else:
         rule = Rule(**{**table, **numbers})
     if not rule.metric and rule.kind not in ("idle", "slow_rank"):
@@ -150,25 +157,3 @@ def _rule(table: Mapping[str, Any], base: Rule | None, path: Path) -> Rule:
     if rule.bad > rule.of:
         raise DataError(f"{where} can never fire: bad = {rule.bad} is more than of = {rule.of}.")
     return rule
-
-
-_CHOICES: Mapping[str, tuple[str, ...]] = {"kind": get_args(Kind), "action": get_args(Action)}
-
-
-def _fits(key: str, value: object) -> bool:
-    kind = _TYPES[key]
-    if key in _CHOICES:
-        return value in _CHOICES[key]
-    if kind == "bool":
-        return isinstance(value, bool)
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1000
-    if kind == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str)
-
-
-def _expected(key: str) -> str:
-    if key in _CHOICES:
-        return ", ".join(_CHOICES[key])
-    return {"bool": "true or false", "int": "a number from 1 to 1000", "float": "a number"}.get(str(_TYPES[key]), "a text")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
+from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import ClassVar
+
+import psutil
 
 from hasten.monitor.metric import Card, Metric
 from hasten.monitor.rates import PROC, Changes, needed
 from hasten.monitor.sampler import Host
 
-_SECTOR = 512
 _VIRTUAL = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 """Devices that are no disks, or whose requests are counted in another device too."""
-_FIELDS = ("reads", "_", "read_sectors", "read_ms", "writes", "_", "written_sectors", "write_ms", "_", "busy_ms")
 
 
 class Disk:
@@ -38,55 +38,52 @@ class Disk:
         ),
     )
 
-    def __init__(self, host: Host, proc: Path = PROC) -> None:
-        self._proc, self._folder = proc, host.folder
-        needed(proc / "diskstats")
+    def __init__(self, host: Host) -> None:
+        self._folder = host.folder
+        needed(PROC / "diskstats")
         self._own, self._disks = Changes(), Changes()
 
     def sample(self) -> Mapping[str, float]:
         """Return the metrics since the last call."""
-        values = self._of_process() | self._of_disks()
+        values = self._of_disks()
+        with suppress(psutil.AccessDenied):  # in some containers
+            own = psutil.Process().io_counters()
+            values |= self._own.rates(
+                {
+                    "process.disk.read": own.read_bytes,
+                    "process.disk.write": own.write_bytes,
+                    "process.io.read": own.read_chars,
+                }
+            )
         if self._folder.exists():
-            place = os.statvfs(self._folder)
-            values["system.disk.free"] = float(place.f_bavail * place.f_frsize)
+            values["system.disk.free"] = float(psutil.disk_usage(str(self._folder)).free)
         return values
-
-    def _of_process(self) -> dict[str, float]:
-        try:
-            lines = (self._proc / "self" / "io").read_text(encoding="ascii").splitlines()
-        except PermissionError:  # in some containers
-            return {}
-        rates = self._own.rates({name: float(value) for name, _, value in (line.partition(": ") for line in lines)})
-        names = {"process.disk.read": "read_bytes", "process.disk.write": "write_bytes", "process.io.read": "rchar"}
-        return {name: rates[field] for name, field in names.items() if field in rates}
 
     def _of_disks(self) -> dict[str, float]:
         counters: dict[str, float] = {}
-        for line in (self._proc / "diskstats").read_text(encoding="ascii").splitlines():
-            _major, _minor, disk, *numbers = line.split()
-            if disk.startswith(_VIRTUAL) or _is_partition(disk, counters):
-                continue
-            counters |= {f"{disk} {field}": float(number) for field, number in zip(_FIELDS, numbers, strict=False)}
+        for disk, found in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
+            if not disk.startswith(_VIRTUAL) and not _is_partition(disk, counters):
+                counters |= {f"{disk} {field}": float(count) for field, count in found._asdict().items()}
         seconds, changes = self._disks.since(counters)
         if not changes:
             return {}
-        total = dict.fromkeys(_FIELDS, 0.0)
+        total = defaultdict[str, float](float)
         for name, change in changes.items():
             total[name.split()[1]] += change
-        busiest = max(change for name, change in changes.items() if name.endswith(" busy_ms"))
+        busiest = max(change for name, change in changes.items() if name.endswith(" busy_time"))
         values = {
-            "system.disk.read": total["read_sectors"] * _SECTOR / seconds,
-            "system.disk.write": total["written_sectors"] * _SECTOR / seconds,
-            "system.disk.operations": (total["reads"] + total["writes"]) / seconds,
+            "system.disk.read": total["read_bytes"] / seconds,
+            "system.disk.write": total["write_bytes"] / seconds,
+            "system.disk.operations": (total["read_count"] + total["write_count"]) / seconds,
             "system.disk.busy": min(busiest / 1000.0 / seconds, 1.0),
         }
-        for name, count, milliseconds in (("read", "reads", "read_ms"), ("write", "writes", "write_ms")):
-            if total[count]:
-                values[f"system.disk.{name}_latency"] = total[milliseconds] / 1000.0 / total[count]
+        for way in ("read", "write"):
+            if count := total[f"{way}_count"]:
+                values[f"system.disk.{way}_latency"] = total[f"{way}_time"] / 1000.0 / count
         return values
 
 
 def _is_partition(name: str, disks: Mapping[str, float]) -> bool:
     """Return whether a device is a part of a disk that was listed before it: `sda1` of `sda`, `nvme0n1p2` of `nvme0n1`."""
     whole = name.rstrip("0123456789")
-    return any(f"{disk} reads" in disks for disk in (whole, whole.removesuffix("p")) if disk != name)
+    return any(f"{disk} read_count" in disks for disk in (whole, whole.removesuffix("p")) if disk != name)

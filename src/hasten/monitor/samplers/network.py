@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
+
+import psutil
 
 from hasten.monitor.metric import Card, Metric
 from hasten.monitor.rates import PROC, Changes, needed
@@ -25,18 +26,17 @@ class Network:
         ),
     )
 
-    def __init__(self, host: Host, proc: Path = PROC) -> None:
-        self._path = needed(proc / "net" / "dev")
+    def __init__(self, host: Host) -> None:
+        needed(PROC / "net" / "dev")
         self._changes = Changes()
 
     def sample(self) -> Mapping[str, float]:
         """Return the metrics since the last call."""
-        received = sent = errors = 0
-        for line in self._path.read_text(encoding="ascii").splitlines()[2:]:
-            name, _, rest = line.partition(":")
-            if name.strip() != "lo":
-                numbers = [int(number) for number in rest.split()]
-                received, sent = received + numbers[0], sent + numbers[8]
-                errors += numbers[2] + numbers[3] + numbers[10] + numbers[11]
-        names = ("system.network.receive", "system.network.transmit", "system.network.errors")
-        return self._changes.rates(dict(zip(names, (received, sent, errors), strict=True)))
+        found = [one for name, one in psutil.net_io_counters(pernic=True, nowrap=False).items() if name != "lo"]
+        return self._changes.rates(
+            {
+                "system.network.receive": float(sum(one.bytes_recv for one in found)),
+                "system.network.transmit": float(sum(one.bytes_sent for one in found)),
+                "system.network.errors": float(sum(one.errin + one.errout + one.dropin + one.dropout for one in found)),
+            }
+        )

@@ -16,11 +16,7 @@ _BATCH = 500
 class MLflow:
     """Uses a client of its own, so that a run that the script has begun is not touched.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        uri: A server or a store; by default MLFLOW_TRACKING_URI, or `mlruns` in the run's folder.
-        experiment: Name of the experiment.
+    Options: `uri`, a server or a store (by default MLFLOW_TRACKING_URI, or `mlruns` in the run's folder), and `experiment`.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

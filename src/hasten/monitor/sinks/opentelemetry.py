@@ -32,11 +32,7 @@ _MEGATRON: dict[str, tuple[str, str, Callable[[float], float]]] = {
 class OpenTelemetry:
     """Sends a gauge for each metric, window by window.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        endpoint: URL of the collector, such as `http://localhost:4318`; by default OTEL_EXPORTER_OTLP_ENDPOINT.
-        service: `service.name` of the resource.
+    Options: `endpoint`, the URL of the collector (by default OTEL_EXPORTER_OTLP_ENDPOINT), and `service`, its name.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

@@ -26,11 +26,7 @@ def prometheus_name(metric: str, unit: str) -> str:
 class Prometheus:
     """Serves `http://ADDRESS:PORT/metrics`. The local rank is added to the port.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        port: Port of rank 0.
-        address: Address to listen on. Anyone who can reach it can read the metrics.
+    Options: `port` of rank 0, and `address` to listen on. Anyone who can reach it can read the metrics.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

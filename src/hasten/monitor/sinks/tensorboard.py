@@ -12,10 +12,7 @@ from hasten.monitor.window import Start, Window
 class TensorBoard:
     """Writes scalars. The first part of a metric's name is its group.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        dir: Folder of the event files; by default `tensorboard` in the run's folder.
+    Option: `dir`, by default `tensorboard` in the run's folder.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

@@ -17,10 +17,7 @@ from hasten.monitor.window import Start, Window
 class Trackio:
     """Writes each window as a row. `TRACKIO_DIR` names the folder of the database.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        project: Name of the project.
+    Option: `project`.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

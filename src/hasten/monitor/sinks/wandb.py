@@ -12,12 +12,7 @@ from hasten.monitor.window import Start, Window
 class WeightsAndBiases:
     """Begins a run of its own next to one that the script has begun. It works offline unless told otherwise.
 
-    Args:
-        start: The run.
-        folder: The run's folder.
-        project: Name of the project.
-        mode: `offline` writes to `wandb` in the run's folder (upload it with `wandb sync`); `online` uploads.
-        entity: User or team; empty for the default.
+    Options: `project`; `mode`, `offline` (files in the run's folder, for `wandb sync`) or `online`; `entity`, user or team.
     """
 
     card: ClassVar[SinkCard] = SinkCard(

@@ -24,12 +24,7 @@ RUNS = "runs.json"
 
 
 class Feed:
-    """Copies what a watch finds into Trackio. Nothing is written to the runs.
-
-    Args:
-        watch: The runs.
-        page: Folder of the view, for `runs.json`.
-    """
+    """Copies what a watch finds into Trackio. Nothing is written to the runs."""
 
     def __init__(self, watch: Watch, page: Path) -> None:
         self._watch, self._page = watch, page

@@ -70,9 +70,6 @@ class Watched:
 class Watch:
     """The runs below some folders, also those that start later.
 
-    Args:
-        folders: Folders of runs, or folders above them.
-
     Raises:
         DataError: A folder does not exist.
     """
