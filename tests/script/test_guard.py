@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from hasten.core.seeding import get_random_state
 from hasten.optimizations.parts.sample_caching import MISSING
+from hasten.optimizations.parts.stacked_samples import StackedSamples
 from hasten.script.data.equality import moved_generator
 from hasten.script.data.guard import (
     COMPARED_FRAC,
@@ -171,7 +172,7 @@ def test_a_sample_that_is_the_same_but_draws_is_noticed_and_nothing_has_moved(be
         np.random.seed(3)  # noqa: NPY002
         assert np.random.rand(4)[3] == once  # noqa: NPY002
     ((reason, _),) = guarded.lost
-    assert re.fullmatch(r"reading sample \d draws random numbers \(numpy.random\)", reason)
+    assert re.fullmatch(r"reading a sample draws random numbers \(numpy.random\)", reason)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -249,3 +250,49 @@ def test_once_lost_everything_is_fresh_and_the_reason_is_told_once() -> None:
     ended.epoch()
     assert ended.kept.samples == {}
     assert ended.lost == []
+
+
+class GatheredRows(Guarded):
+    """Rows that are cached in tensors, of which batches are gathered."""
+
+    def __init__(self, num: int = 64) -> None:
+        super().__init__(Rows(num), copies=False)
+        self.rows = StackedSamples(num)
+        reads = self.load._reads
+        for index in range(num):
+            self.rows.put(index, self.dataset[index])
+        self.load = PureLoad(
+            reads.one, self.rows.get, reads, self.trust, num_samples=num, kept_batch=self.rows.batch, copies=False
+        )
+        self.dataset.visits = 0
+
+
+def test_a_gathered_batch_is_compared_with_fresh_samples() -> None:
+    gathered = GatheredRows()
+    gathered.load._rate = COMPARED_FRAC
+    gathered.load.begin_epoch()
+    assert gathered.dataset.visits == 64
+    for start in range(0, 64, 16):
+        batch = gathered.load.batch(list(range(start, start + 16)))
+        assert batch[0][:, 0].tolist() == list(range(start, start + 16))
+    assert gathered.dataset.visits == 64 + 4
+    gathered.dataset.noise = 0.5
+    assert gathered.load.batch(list(range(16))) is None
+    ((reason, given),) = gathered.lost
+    assert re.fullmatch(r"when read again, sample \d+\[0\] differs", reason)
+    assert given
+    assert gathered.load.batch([1]) is None
+
+
+def test_a_gathered_batch_that_differs_from_a_collated_one_is_not_given() -> None:
+    gathered = GatheredRows()
+    gathered.load._kept_batch = lambda indices: gathered.rows.batch(indices[::-1])
+    assert gathered.load.batch([1, 2]) is None
+    assert gathered.lost == [("a gathered batch[0] differs", False)]
+
+
+@pytest.mark.parametrize("index", [3, [64], [-1], ["a"], (1, 2), None])
+def test_other_indices_are_not_gathered(index: Any) -> None:
+    gathered = GatheredRows()
+    assert gathered.load.batch(index) is None
+    assert gathered.lost == []

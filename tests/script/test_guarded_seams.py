@@ -41,7 +41,7 @@ IN_THE_BACKGROUND = {
 
 STAND_INS = {
     *(f"ScriptIterator.{name}" for name in ("_next_index", "_next_data", "_begin", "_from_workers", "stop")),
-    *("PureLoad._get", "PureLoad._from_cache", "Reads.unnoted"),
+    *("PureLoad._get", "PureLoad._from_cache", "PureLoad.batch", "Reads.unnoted", "_Fetcher.__init__", "_Fetcher.fetch"),
 }
 """The functions that replace the script's iterator and dataset themselves. Everything that they call is guarded."""
 

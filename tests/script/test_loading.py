@@ -320,6 +320,24 @@ def test_a_new_loader_each_epoch_is_the_training_loader_too() -> None:
         assert found.why == {}
 
 
+class Pictures(Dataset[Any]):
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.full((2, 3), float(index)), "of": (index, np.float32(index))}
+
+
+def test_the_batches_of_a_cache_are_gathered_from_rows() -> None:
+    alone = train(DataLoader(Pictures(), batch_size=4, shuffle=True))
+    with attached(SampleCache()) as found:
+        ours = train(DataLoader(Pictures(), batch_size=4, shuffle=True))
+        assert found.loading._cached is not None
+        assert found.loading._cached._gathered
+    assert difference(alone, ours) == ""
+    assert found.why == {}
+
+
 def test_an_iterable_dataset_is_left_alone() -> None:
     with attached(SampleCache()) as found:
         loader = DataLoader(Stream(), batch_size=2)

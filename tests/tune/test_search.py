@@ -186,7 +186,7 @@ def make(
         "catalogue": {kind.card.name: kind for kind in kinds},
         "costs": Costs(start_s=1.0, base_update_s=0.01, validation_s=0.0),
         "budget": Budget(seconds, monotonic()),
-        "reserve_s": lambda _: 0.0,
+        "reserve_s": lambda *_: 0.0,
         "updates": 10,
         "design": Design(updates=10),
         "floor_frac": FLOOR,
@@ -463,7 +463,7 @@ def test_a_small_gain_that_fails_in_fresh_processes_is_a_failure(monkeypatch: py
 
 def test_without_time_for_fresh_processes_a_small_gain_stays_undecided() -> None:
     screen = FakeScreen(answers={"slight": 1.05})
-    reserve = lambda _: 1e9 if screen.tried else 0.0  # noqa: E731  the screening itself still had enough time
+    reserve = lambda *_: 1e9 if screen.tried else 0.0  # noqa: E731  the screening itself still had enough time
     search = make([technique("slight")], screen, reserve_s=reserve)
     search.run()
     assert outcomes(search) == {"slight": "undecided"}

@@ -56,6 +56,8 @@ class JobFacts:
         load_is_random: Reading a sample may draw random numbers.
         finish_is_random: The job has a random transform.
         collate_is_random: Collating may draw random numbers.
+        stacks_samples: Samples have one structure of tensors and numbers, which torch's default collate function stacks
+            (scripts only).
         kept_compared_frac: Share of samples read again in each epoch to verify cached samples; 0 if the job promises that
             samples never change.
         ranks: Processes that train together.
@@ -102,6 +104,7 @@ class JobFacts:
     load_is_random: bool = True
     finish_is_random: bool = False
     collate_is_random: bool = False
+    stacks_samples: bool = False
     kept_compared_frac: float = 0.0
     ranks: int = 1
     forms: tuple[str, ...] = ()

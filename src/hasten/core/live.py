@@ -77,6 +77,7 @@ class Pipeline:
         load_many: Loads several samples in one call, in order; None loads them one by one. Not used if loading may draw
             random numbers, because each sample has its own seed.
         kept: Returns the cached copy of a sample, or a marker if it is not cached; None if there is no cache.
+        kept_batch: Returns the batch of these samples, gathered from a cache, or None if it cannot be; None if no cache can.
         finish: Applies the random transform.
         collate: Makes one batch from the finished samples.
         adjust: Functions of (batch, loaded samples) that return the batch, applied in order.
@@ -98,6 +99,7 @@ class Pipeline:
     collate_is_random: bool = False
     load_many: Callable[[Sequence[int]], list[Any]] | None = None
     kept: Callable[[int], Any] | None = None
+    kept_batch: Callable[[Sequence[int]], Any] | None = None
     is_table: bool = False
     gather: bool = False
 

@@ -341,7 +341,17 @@ def _without_final(evidence: Evidence) -> Headline:
         why = f"a trial failed, and the tuning with it: {evidence.failure}"
     if num_applied:
         why += f" So far {num_applied} candidate{'s' if num_applied > 1 else ''} looked good, but this is not proved yet."
+    elif best := max((item for item in evidence.rungs if _looked_faster(item)), key=_ratio, default=None):
+        why += f" Looked faster, but is not proved: {best.name}, {ratio_words(_ratio(best))} in turns."
     return Headline(f"Nothing proved yet: {why}", "Nothing proved yet", why, "open")
+
+
+def _looked_faster(candidate: Candidate) -> bool:
+    return candidate.outcome == "undecided" and candidate.comparison is not None and candidate.comparison.verdict == "faster"
+
+
+def _ratio(candidate: Candidate) -> float:
+    return (candidate.comparison and candidate.comparison.ratio) or 1.0
 
 
 def _hides_a_gain(candidate: Candidate) -> bool:

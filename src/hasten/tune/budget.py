@@ -67,16 +67,18 @@ class Costs:
         base_update_s: One update under the empty plan.
         validation_s: One measurement of the held-out data under the empty plan.
         side_by_side: Whether both processes of a pair load at the same time.
+        warming_s: Seconds that a process under the current plan needs longer than a plain one to reach full speed.
     """
 
     start_s: float
     base_update_s: float
     validation_s: float
     side_by_side: bool = False
+    warming_s: float = 0.0
 
     def pair_s(self, updates: int, update_s: float) -> float:
         """Return the seconds of a fresh pair: the empty plan against one with updates of `update_s`, with cache filling."""
-        warm = WARM_UPDATES * (self.base_update_s + update_s)
+        warm = WARM_UPDATES * (self.base_update_s + update_s) + self.warming_s
         starts = SIDE_BY_SIDE if self.side_by_side else 2.0
         return starts * self.start_s + warm + updates * (self.base_update_s + update_s) + 2 * self.validation_s
 

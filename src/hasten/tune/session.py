@@ -125,7 +125,7 @@ class Session:
             catalogue={name: kind for name, kind in self.subject.kinds.items() if self.request.allows(name)},
             costs=costs,
             budget=self.budget,
-            reserve_s=lambda tuned_s: costs.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
+            reserve_s=lambda now, tuned_s: now.final_s(FINAL_SHARE * self.request.budget_s, tuned_s),
             updates=updates,
             design=Design(
                 updates=updates, uneven=uneven, seed=self.seed, turns=baseline.turns, max_batches=baseline.max_batches
@@ -186,8 +186,8 @@ class Session:
         if not plan.optimizations:
             return
         self.say(f"resuming at the plan [{', '.join(plan.names)}]")
-        search.screen.screen(None, plan, search.state.config.updates)
-        search.adopt(Adopted(name=None))
+        screening = search.screen.screen(None, plan, search.state.config.updates)
+        search.adopt(Adopted(name=None, warming_s=screening.warming_s))
 
     def _prove(self, search: Search) -> None:
         """Prove the plan with fresh processes. The resident processes end first."""
@@ -198,7 +198,7 @@ class Session:
             setting=self.setting,
             record=self.record,
             design=replace(config.design, quality=quality),
-            costs=config.costs,
+            costs=search.state.costs,
             budget=self.budget,
             objective=self.request.objective,
             events_apart=self.subject.events_apart,

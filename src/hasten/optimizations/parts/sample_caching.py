@@ -17,7 +17,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,9 +64,15 @@ def why_nothing_is_kept(facts: Facts) -> Fit | None:
     return None
 
 
-def saved_frac(facts: Facts) -> float:
-    """Return the largest share of the time that a cache can save: the time to read the samples that are not compared."""
-    return facts.ceiling_frac("input") * facts.load_frac * (1.0 - facts.job.kept_compared_frac)
+def saved_frac(facts: Facts, *, gathers: bool = False) -> float:
+    """Return the largest share of the time that a cache can save: the time to read the samples that are not compared.
+
+    Args:
+        facts: The facts.
+        gathers: Whether the cache also makes the batches.
+    """
+    share = 1.0 if gathers else facts.load_frac
+    return facts.ceiling_frac("input") * share * (1.0 - facts.job.kept_compared_frac)
 
 
 def quoted_source(path: str) -> str:
@@ -98,13 +104,14 @@ class Shelf(Protocol):
     def __len__(self) -> int: ...
 
 
-def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
+def keep_samples(live: LiveJob, shelf: Shelf, name: str, *, batch: Callable[[Sequence[int]], Any] | None = None) -> Undo:
     """Insert a cache into the pipeline that reads samples.
 
     Args:
         live: The live job. It counts `{name}_hits`, `{name}_misses` and `{name}_kept`.
         shelf: Storage for the samples.
         name: Name of the optimization.
+        batch: Returns the batch of these samples, or None; None if the storage cannot make batches.
 
     Raises:
         JobError: The dataset is not map-style.
@@ -112,10 +119,12 @@ def keep_samples(live: LiveJob, shelf: Shelf, name: str) -> Undo:
     if live.order is None:
         raise JobError(f"{name} needs a map-style dataset: remove it from the plan.")
     pipeline = live.pipeline
-    kept = _KeptLoad(live, shelf, name)
+    kept = _KeptLoad(live, shelf, name, batch)
     undos = [replace_attribute(pipeline, "load", kept), replace_attribute(pipeline, "kept", shelf.get)]
     if pipeline.load_many is not None:
         undos.append(replace_attribute(pipeline, "load_many", kept.many))
+    if batch is not None:
+        undos.append(replace_attribute(pipeline, "kept_batch", kept.batch))
     undos.append(append_to(live.prime, kept.fill))
 
     def undo() -> None:
@@ -135,7 +144,8 @@ def hit_check(trace: StepTrace, name: str) -> Check:
 class _KeptLoad:
     """`load` with a cache. It has no reference to the live job, only to its counters, because it is copied to workers."""
 
-    def __init__(self, live: LiveJob, shelf: Shelf, name: str) -> None:
+    def __init__(self, live: LiveJob, shelf: Shelf, name: str, batch: Callable[[Sequence[int]], Any] | None) -> None:
+        self._batch = batch
         self._load, self._load_many = live.pipeline.load, live.pipeline.load_many
         self._counters, self._shelf, self._name = live.counters, shelf, name
         self._to_check = CHECKED_HITS
@@ -156,6 +166,14 @@ class _KeptLoad:
                 self._shelf.put(index, sample)
                 samples[index] = sample
         return [samples[index] for index in indices]
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Return the batch of these samples, or None if not all of them are cached."""
+        batch = None if self._batch is None or self._to_check > 0 else self._batch(indices)
+        if batch is not None:
+            add_to(self._counters, f"{self._name}_hits", len(indices))
+            self._counters[f"{self._name}_kept"] = len(self._shelf)
+        return batch
 
     def fill(self, indices: Sequence[int]) -> None:
         """Load the samples that are not cached yet."""

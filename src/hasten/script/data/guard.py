@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from torch.utils.data import default_collate
 
 from hasten.core.errors import JobError
 from hasten.core.seeding import RandomState, get_random_state, set_random_state
@@ -127,6 +129,8 @@ class PureLoad:
         trust: Lost at the first sample that differs.
         num_samples: Indices from 0 up to this number are cached; others are read from the dataset.
         load_many: Like `load`, for several samples; None loads them one by one.
+        kept_batch: Returns the batch of these samples as PyTorch's default collate function would make it, or None if not
+            all are cached; None if no cache makes batches.
         copies: Return copies, because the consumer may modify samples in place.
     """
 
@@ -139,10 +143,12 @@ class PureLoad:
         *,
         num_samples: int,
         load_many: Callable[[Sequence[int]], list[Any]] | None = None,
+        kept_batch: Callable[[Sequence[int]], Any] | None = None,
         copies: bool = True,
     ) -> None:
         self._load, self._many, self._reads, self._trust = load, load_many, reads, trust
         self._kept, self._num, self._copies = kept, num_samples, copies
+        self._kept_batch, self._gathered = kept_batch, False
         self._rate = compared_frac(num_samples)
         self._given, self._owed = 0, 0.0
         self._random = random.Random(0)  # noqa: S311 - selects samples to compare; the script's generators stay untouched
@@ -154,6 +160,39 @@ class PureLoad:
         """Return several samples, in order."""
         return self._get(indices, lambda: self._reads.unnoted(indices))
 
+    def batch(self, indices: Any) -> Any:
+        """Return the batch of samples that are all cached, gathered at once; None if it has to be made from samples."""
+        if self._kept_batch is None or self._trust.reason:
+            return None
+        before = None
+        try:
+            before = get_random_state()
+            batch, why = self._gather(indices)
+        except Exception as error:  # noqa: BLE001 - an error in Hasten
+            batch, why = None, _words(error)
+        if why:
+            if before is not None:
+                set_random_state(before)
+            self._trust.lose(why, given=self._given > 0)
+        return batch
+
+    def _gather(self, indices: Any) -> tuple[Any, str]:
+        """Return a batch or None, and the reason why the cache must not be used any more; "" if it may."""
+        if self._kept_batch is None or type(indices) is not list or not all(map(self._known, indices)):
+            return None, ""
+        numbers = [int(index) for index in indices]
+        batch = self._kept_batch(numbers)
+        if batch is None:
+            return None, ""
+        why = self._why_others(numbers[place] for place in self._chosen(list(range(len(numbers)))))
+        if not why and not self._gathered:
+            made = default_collate([self._kept(number) for number in numbers])
+            why, self._gathered = difference(batch, made, "a gathered batch"), True
+        if why:
+            return None, why
+        self._given += len(numbers)
+        return batch, ""
+
     def _get(self, indices: Sequence[Any], fresh: Callable[[], list[Any]]) -> list[Any]:
         samples, why = self._from_cache(indices)
         if samples is None:
@@ -164,21 +203,14 @@ class PureLoad:
 
     def begin_epoch(self) -> None:
         """Compare a random selection of cached samples before any of them is used."""
-        self._given, compared = 0, 0
+        self._given, self._gathered = 0, False
         if self._trust.reason:
             return
         before = get_random_state()
-        for index in self._random.sample(range(self._num), self._num):
-            if compared == COMPARED_SAMPLES:
-                return
-            sample = self._kept(index)
-            if sample is MISSING:
-                continue
-            compared += 1
-            if why := self._why_other(index, sample):
-                set_random_state(before)
-                self._trust.lose(why, given=False)
-                return
+        cached = (index for index in self._random.sample(range(self._num), self._num) if self._kept(index) is not MISSING)
+        if why := self._why_others(islice(cached, COMPARED_SAMPLES)):
+            set_random_state(before)
+            self._trust.lose(why, given=False)
 
     def spread_comparisons(self) -> None:
         """Raise the comparison rate, so that a trial, which sees part of an epoch, bears its share of an epoch's checks."""
@@ -213,7 +245,7 @@ class PureLoad:
             return [], _words(error)
         hits = [place for place, number in enumerate(numbers) if number not in read]
         chosen = self._chosen(hits)
-        why = next(filter(None, (self._why_other(numbers[place], samples[place]) for place in chosen)), "")
+        why = self._why_others((numbers[place] for place in chosen), {numbers[place]: samples[place] for place in chosen})
         moved = moved_generator(before, get_random_state())
         if not why and moved:
             why = f"reading a sample draws random numbers ({moved})"
@@ -228,18 +260,24 @@ class PureLoad:
         self._owed -= count
         return self._random.sample(hits, count)
 
-    def _why_other(self, index: int, kept: Any) -> str:
-        """Return how a cached sample differs from a fresh one; "" if it does not."""
+    def _why_others(self, indices: Iterable[int], given: Mapping[int, Any] | None = None) -> str:
+        """Return how cached samples differ from fresh ones; "" if they do not.
+
+        Args:
+            indices: Samples to compare.
+            given: Copies of them that were taken from the cache; None takes them now.
+        """
         before = get_random_state()
-        try:
-            fresh = self._reads.many([index])[0]
-        except Exception as error:  # noqa: BLE001 - an error of the script, which its own loop may or may not meet
-            return f"sample {index} cannot be read again: {type(error).__name__}: {error}"
-        why = difference(kept, fresh, f"sample {index}")
+        for index in indices:
+            kept = self._kept(index) if given is None else given[index]
+            try:
+                fresh = self._reads.many([index])[0]
+            except Exception as error:  # noqa: BLE001 - an error of the script, which its own loop may or may not meet
+                return f"sample {index} cannot be read again: {type(error).__name__}: {error}"
+            if why := difference(kept, fresh, f"sample {index}"):
+                return f"when read again, {why}"
         moved = moved_generator(before, get_random_state())
-        return (
-            f"when read again, {why}" if why else (f"reading sample {index} draws random numbers ({moved})" if moved else "")
-        )
+        return f"reading a sample draws random numbers ({moved})" if moved else ""
 
 
 def _words(error: Exception) -> str:

@@ -72,6 +72,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         self._plain = _MapDatasetFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if sources.samples is not None:
             self._dataset_fetcher.dataset = sources.samples
+            self._dataset_fetcher = _Fetcher(self._dataset_fetcher, sources.samples)
         self._counts_pinned = self._pin_memory
         if sources.start_workers is not None:
             self._num_workers = sources.num_workers  # tells the profiler that the iterator waits for other processes
@@ -120,7 +121,7 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         self._begun = True
         sources = self._sources
         if threading.current_thread() is not threading.main_thread():  # the main thread may use generators at any time
-            self._dataset_fetcher.dataset = self._dataset
+            self._dataset_fetcher = self._plain
             return
         if sources.samples is not None:
             try:
@@ -200,6 +201,18 @@ class ScriptIterator(_SingleProcessDataLoaderIter):
         why = difference(made.batch if whole else made.witness, fresh, "a prefetched batch")
         moved = moved_generator(before, get_random_state())
         return why or (f"making a batch draws random numbers ({moved})" if moved else "")
+
+
+class _Fetcher:
+    """Gathers batches from a cache if possible; otherwise the fetcher of the samples makes them."""
+
+    def __init__(self, one_by_one: Any, samples: PureLoad) -> None:
+        self._one_by_one, self._samples = one_by_one, samples
+
+    def fetch(self, index: Any) -> Any:
+        """Return the batch of an index."""
+        batch = self._samples.batch(index)
+        return self._one_by_one.fetch(index) if batch is None else batch
 
 
 def _reason(error: Exception) -> str:

@@ -269,6 +269,7 @@ class Loading:
                 self._trust,
                 num_samples=live.num_samples or 0,
                 load_many=pipeline.load_many,
+                kept_batch=pipeline.kept_batch if auto else None,
                 copies=not auto or loader.collate_fn is not default_collate,
             )
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 from typing import Any
 
+from torch.utils.data import default_collate
 from torch.utils.data._utils import worker
 
 from hasten.core.batch import batch_bytes, content
 from hasten.core.live import LiveJob
 from hasten.core.seeding import get_random_state, kept_random_state, seed_sample
+from hasten.optimizations.parts.stacked_samples import is_stackable
 from hasten.script.data.equality import difference, moved_generator
 from hasten.script.data.fingerprint import counted, fingerprint, open_handle
 from hasten.script.data.fork import ForkError, run_in_fork
@@ -46,6 +48,7 @@ class Purity:
         num_read: Number of samples that were read.
         sample_bytes: Bytes of one sample: its tensors, plus the rest of it pickled; None if it cannot be pickled.
         load_frac: Share of the time of making a batch that is spent reading samples.
+        stacks: Whether samples can be kept as rows of tensors, from which batches are gathered.
         wait_frac: Share of that time in which the process used no CPU.
         sample_s: Seconds to read one sample and to collate it with the others.
     """
@@ -58,6 +61,7 @@ class Purity:
     num_read: int = 0
     sample_bytes: int | None = None
     load_frac: float = 0.0
+    stacks: bool = False
     wait_frac: float = 0.0
     sample_s: float = 0.0
 
@@ -111,6 +115,7 @@ def loader_facts(live: LiveJob, purity: Purity) -> dict[str, Any]:
         "shuffle": live.job.shuffle,
         "has_getitems": False,
         "is_table": live.pipeline.is_table,
+        "stacks_samples": purity.stacks,
     }
 
 
@@ -133,6 +138,7 @@ def _measure(dataset: Any, collate: Callable[[Any], Any], indices: list[Any], *,
             handle=open_handle(dataset),
             sample_bytes=_bytes(frozen[0]),
             load_frac=load_s / wall if wall else 0.0,
+            stacks=batched and collate is default_collate and is_stackable(frozen),
             wait_frac=max(0.0, 1.0 - (process_time() - on_core) / wall) if wall else 0.0,
             sample_s=wall / len(first),
         )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
@@ -78,10 +79,11 @@ class ScriptProcesses:
         """Sample the first steps of both, warm both up, and trace one step of each."""
         seconds = []
         for resident in (base, challenger):
+            started = monotonic()
             if added:
                 resident.awake(self._sample_steps)
-            warm = resident.awake(lambda r: r.trial.call("warm", updates=COMPILE_WARMUP_UPDATES))
-            seconds.append(warm["seconds"])
+            resident.awake(lambda r: r.trial.call("warm", updates=COMPILE_WARMUP_UPDATES))
+            seconds.append(monotonic() - started)
         traced = [resident.awake(lambda r: r.trial.call("trace"))["evidence"] for resident in (base, challenger) if added]
         return Ready(
             base=base, evidence=checks_of(traced[1], added) if added else [], warm_s=seconds[1], usual_s=lambda _: seconds[0]

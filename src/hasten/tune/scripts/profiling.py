@@ -56,7 +56,7 @@ PLENTY = 1 << 30
 
 NOT_IN_QUICK = {
     "facts": ("sample_bytes", "load_frac"),
-    "job": ("samples_vary", "has_deterministic_transform", "load_is_random", "collate_is_random"),
+    "job": ("samples_vary", "has_deterministic_transform", "load_is_random", "collate_is_random", "stacks_samples"),
 }
 """Facts that a quick profile of a script does not measure, because no change of plan alters them."""
 

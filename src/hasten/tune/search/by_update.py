@@ -81,7 +81,7 @@ def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
             continue
         ratio = comparison.interval.ratio if comparison.interval else 1.0
         slower = tuple(_left_behind(other, item) for other in faster[position + 1 :])
-        yield Result((candidate, *slower), Adopted(name=candidate.name, speed=ratio))
+        yield Result((candidate, *slower), Adopted(name=candidate.name, speed=ratio, warming_s=item.screening.warming_s))
         return
 
 

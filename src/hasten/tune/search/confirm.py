@@ -45,7 +45,7 @@ def confirm(
         screening: The screening that shows the gain.
         seconds: Approximate seconds of updates that each process counts.
     """
-    reserve_s = state.config.reserve_s(state.trial_update_s)
+    reserve_s = state.config.reserve_s(state.costs, state.trial_update_s)
     screened = screening.comparison.interval
     gain = f"{screened.ratio:.2f}x" if screened else "a gain"
     if state.config.budget.left - confirming_s(state, optimization, seconds) < reserve_s:
@@ -84,7 +84,9 @@ def decide_and_confirm(
 
 def confirming_s(state: SearchState, optimization: Optimization, seconds: float = CONFIRM_UPDATES_S) -> float:
     """Return the seconds that confirming takes."""
-    pair_s = 2 * state.config.costs.start_s + 2 * (_confirming_updates(state, seconds) + 4) * state.update_s
+    pair_s = (
+        2 * (state.config.costs.start_s + state.warming_s) + 2 * (_confirming_updates(state, seconds) + 4) * state.update_s
+    )
     return CONFIRM_LOOKS[0] * pair_s + 2 * optimization.card.setup_s
 
 

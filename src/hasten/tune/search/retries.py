@@ -80,7 +80,7 @@ def _try_pair(state: SearchState, screen: Screen, first: Candidate, second: Cand
         return
     applied = (replace(item, outcome="applied") for item in changed)
     adopted = tuple(with_screening(item, decision.screening, state.update_s) for item in applied)
-    yield Result(adopted, Adopted(name=""))
+    yield Result(adopted, Adopted(name="", warming_s=decision.screening.warming_s))
 
 
 def _look_again(state: SearchState, screen: Screen, candidate: Candidate) -> Results:
@@ -105,4 +105,5 @@ def _look_again(state: SearchState, screen: Screen, candidate: Candidate) -> Res
         yield Result((changed,))
         return
     interval = decision.screening.comparison.interval
-    yield Result((changed,), Adopted(name=changed.name, speed=interval.ratio if interval else 1.0))
+    speed = interval.ratio if interval else 1.0
+    yield Result((changed,), Adopted(name=changed.name, speed=speed, warming_s=decision.screening.warming_s))

@@ -54,6 +54,7 @@ class Screening:
         gate: The verdict of the numerics gate; None if it was not reached.
         evidence: The candidate's own checks.
         setup_s: Seconds of one-off costs: compilation, cache filling.
+        warming_s: Seconds of it that every process spends before it is at full speed: compilation.
         peak_bytes: Peak memory by arm.
         losses: Losses of the counted updates by arm.
     """
@@ -62,6 +63,7 @@ class Screening:
     gate: GateVerdict | None = None
     evidence: list[dict[str, Any]] = field(default_factory=list)
     setup_s: float = 0.0
+    warming_s: float = 0.0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
 
@@ -304,7 +306,8 @@ class Screen:
             return screening
         self._turns(screening, challenger, updates, most_turns)
         steady_s = screening.comparison.samples[-1].seconds / updates
-        screening.setup_s += max(ready.warm_s - 2 * ready.usual_s(steady_s), 0.0)
+        screening.warming_s = max(ready.warm_s - 2 * ready.usual_s(steady_s), 0.0)
+        screening.setup_s += screening.warming_s
         screening.losses = {"A": list(self.base.losses), "B": list(challenger.losses)}
         if added:
             screening.gate = self.processes.judge(self.base, challenger, added, self.others, self.say)

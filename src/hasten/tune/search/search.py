@@ -62,6 +62,7 @@ class Search:
         self.screen.promote()
         state.plan, state.newest = self.screen.plan, state.newest if adopted.name is None else adopted.name
         state.speed *= adopted.speed
+        state.warming_s += adopted.warming_s
         if adopted.profiled:
             self._profile(adopted)
 

@@ -7,7 +7,7 @@ A strategy is a generator: it reads the state, runs trials, and yields one `Resu
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from hasten.core.card import Judge
@@ -37,7 +37,7 @@ class SearchConfig:
         catalogue: The techniques to choose from.
         costs: What the steps of a tuning cost.
         budget: The time budget.
-        reserve_s: Seconds to reserve for the final proof, given the seconds of an update under the plan.
+        reserve_s: Seconds to reserve for the final proof, given what steps cost and the seconds of an update under the plan.
         updates: Updates per turn of the plain job.
         design: How fresh processes confirm a small gain.
         floor_frac: The noise floor: the smallest difference that can be detected.
@@ -49,7 +49,7 @@ class SearchConfig:
     catalogue: Mapping[str, type[Optimization]]
     costs: Costs
     budget: Budget
-    reserve_s: Callable[[float], float]
+    reserve_s: Callable[[Costs, float], float]
     updates: int
     design: Design
     floor_frac: float
@@ -69,6 +69,7 @@ class SearchState:
         candidates: The current record of each candidate.
         plan: The current plan.
         filling_s: Seconds of cache filling per measured update under the current plan.
+        warming_s: Seconds that a process under the current plan needs longer than a plain one to reach full speed.
         phases: Phase shares under the current plan; empty until a candidate was adopted.
         speed: Speed of the current plan as a ratio to the plain job, from its screenings.
         newest: The last adopted candidate, which was measured on top of all others; empty for a pair.
@@ -80,9 +81,15 @@ class SearchState:
     candidates: list[Candidate] = field(default_factory=list)
     plan: Plan = EMPTY
     filling_s: float = 0.0
+    warming_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     speed: float = 1.0
     newest: str | None = None
+
+    @property
+    def costs(self) -> Costs:
+        """What steps cost under the current plan."""
+        return replace(self.config.costs, warming_s=self.warming_s)
 
     @property
     def update_s(self) -> float:
@@ -102,7 +109,8 @@ class SearchState:
     def screening_s(self, *optimizations: Optimization) -> float:
         """Return the seconds of screening these techniques together, set-up included."""
         setup_s = sum(item.card.setup_s for item in optimizations)
-        return self.config.costs.screening_s(TURNS, self.turn_updates, self.trial_update_s) + setup_s
+        warming_s = self.warming_s * (2 if self.facts.job.in_script else 1)  # both processes of a script start again
+        return self.costs.screening_s(TURNS, self.turn_updates, self.trial_update_s) + setup_s + warming_s
 
     def has_room(self, needed_s: float) -> bool:
         """Return whether the budget has room for `needed_s` seconds besides the final proof."""
@@ -110,8 +118,8 @@ class SearchState:
 
     def reserve_s(self) -> float:
         """Return the seconds to reserve for the final proof; few while there is nothing to prove."""
-        usual = self.config.reserve_s(self.trial_update_s)
-        least = self.config.costs.least_final_s(self.trial_update_s)
+        usual = self.config.reserve_s(self.costs, self.trial_update_s)
+        least = self.costs.least_final_s(self.trial_update_s)
         return (usual if self.plan.names else min(usual, least)) + self.target_reserve_s()
 
     def target_reserve_s(self) -> float:
@@ -142,6 +150,7 @@ class Adopted:
         speed: Its speed as a ratio to the previous plan.
         event: The event that the technique acts on, if it does not act on updates.
         lost_s: Seconds that this event costs from now on.
+        warming_s: Seconds that each process needs longer to reach full speed.
         profiled: Whether to measure again where the time goes.
     """
 
@@ -149,6 +158,7 @@ class Adopted:
     speed: float = 1.0
     event: str = ""
     lost_s: float = 0.0
+    warming_s: float = 0.0
     profiled: bool = True
 
 
