@@ -30,6 +30,7 @@ class Variable:
 
     Attributes:
         name: Its name in the files.
+        standard_name: Its name by the CF conventions, such as `air_temperature`. Empty if the files do not say.
         units: Units of the decoded values, as stored. Empty if the files do not say.
         axes: Time, level (if it has one), latitude, longitude.
         shape: Size of each axis.
@@ -37,6 +38,7 @@ class Variable:
     """
 
     name: str
+    standard_name: str
     units: str
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]

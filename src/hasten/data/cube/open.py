@@ -110,6 +110,7 @@ def _variable(array: Stored, arrays: Mapping[str, Stored], axes: dict[str, Axis]
         )
     variable = Variable(
         name=array.name,
+        standard_name=str(array.attrs.get("standard_name", "")),
         units=str(array.attrs.get("units", "")),
         axes=tuple(axes[dim] for dim in array.dims),
         shape=array.shape,
@@ -173,6 +174,7 @@ def _join(files: Sequence[_One]) -> tuple[Variable, list[Part]]:
     ways = dict.fromkeys(files[index][0].way for index in order)
     joined = Variable(
         name=first.name,
+        standard_name=first.standard_name,
         units=first.units,
         axes=(Axis(role="time", name=time.name, values=values, units=time.units, calendar=time.calendar), *first.axes[1:]),
         shape=(len(values), *first.shape[1:]),
