@@ -270,14 +270,12 @@ def _operators(host: Host) -> Generator[None, None, tuple[dict[str, float], dict
     """Return the share of operator time and the calls of each operator in one step; empty if the script has ended."""
     on_device = host.live.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
-    profiler = profile(activities=activities)
-    profiler.start()
     try:
-        yield
+        yield  # `_traced` may have stopped a profiler within this step: PyTorch can crash if the next one starts in it too
+        with profile(activities=activities) as profiler:
+            yield
     except ScriptEnded:
         return {}, {}
-    finally:
-        profiler.stop()
     return read_shares(profiler, on_device=on_device)
 
 
