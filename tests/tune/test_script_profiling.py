@@ -13,7 +13,7 @@ from hasten.tune.scripts.profiling import ScriptEnded, _operators
 
 
 def is_profiling() -> bool:
-    return torch.autograd._profiler_enabled()
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]  # PyTorch has no public name for it
 
 
 def measured() -> Generator[None, None, tuple[dict[str, float], dict[str, int]]]:
