@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -18,7 +19,7 @@ from hasten.data.convert.encoding import UTF_8, encoding_of, utf8_chunks
 from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
 from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken, needed_types
-from hasten.data.convert.typing import records_of, tables_of, types_of
+from hasten.data.convert.typing import read_records, records_of, types_of
 
 ENDINGS = (".jsonl", ".ndjson")
 UNIT_BYTES = 32 * 2**20
@@ -27,6 +28,8 @@ _BLOCK_BYTES = 4 * 2**20
 _INFERRED_RECORDS = 2_000
 """Number of records, from several units, that types are inferred from."""
 _INFERRED_UNITS = 4
+_INDENT = re.compile(rb"\n[ \t\r\n]+")
+_NO_RECORD = re.compile(rb"\n(?!\{)")
 _LONG = re.compile(rb"(?<![.\d])\d{16}")
 """Numbers that a float may round to another whole number."""
 _TINY = re.compile(rb"e-\d{3}|E-\d{3}|0000\d{296}")
@@ -75,16 +78,30 @@ class Jsonl(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a range of bytes."""
         schema = needed_types(choices)
-        waiting: list[tuple[str, bytes]] = []
-        size = 0
-        for position, line in _lines(unit, choices):
-            waiting.append((position, line))
-            size += len(line)
-            if size >= _BLOCK_BYTES:
-                yield from _read_block(unit.path, waiting, schema, choices)
-                waiting, size = [], 0
-        if waiting:
-            yield from _read_block(unit.path, waiting, schema, choices)
+        for part, block in _blocks(unit, choices):
+            table = _by_arrow(block, schema, choices)
+            if table is not None:
+                yield table
+            else:
+                found = ((position, parsed(line), line) for position, line in _lines(part, choices))
+                yield from read_records(unit.path, found, choices)
+
+
+def _blocks(unit: Unit, choices: Choices) -> Iterator[tuple[Unit, bytes]]:
+    """Yield parts of a unit, and the whole lines that begin in them; nothing of files that are not UTF-8."""
+    if not unit.start and encoding_of(unit.path, choices.encoding, is_checked=False) != UTF_8:
+        yield unit, b""
+        return
+    with Path(unit.path).open("rb") as file:
+        start = unit.start
+        while start < unit.end:
+            begin = _seek_line(file, start, unit.end)
+            block = file.read(max(min(_BLOCK_BYTES, unit.end - begin), 0))
+            if not block.endswith(b"\n"):
+                block += file.readline(MAX_RECORD_BYTES)
+            end = min(begin + len(block), unit.end)
+            yield replace(unit, start=start, end=end), block
+            start = end
 
 
 def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
@@ -94,10 +111,7 @@ def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
         yield from _decoded_lines(unit.path, encoding)
         return
     with Path(unit.path).open("rb", buffering=2**20) as file:
-        offset = unit.start
-        if offset:
-            file.seek(offset - 1)
-            offset += _to_line_end(file, unit.end - offset + 1) - 1  # skip the end of a line that begins earlier
+        offset = _seek_line(file, unit.start, unit.end)
         while offset < unit.end:
             line = file.readline(MAX_RECORD_BYTES + 1)
             if not line:
@@ -107,6 +121,12 @@ def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
             offset += len(line)
             if not line.endswith(b"\n"):
                 offset += _to_line_end(file, unit.end - offset)
+
+
+def _seek_line(file: BinaryIO, start: int, end: int) -> int:
+    """Go to the first line that begins at or after a byte; return where it begins."""
+    file.seek(max(start - 1, 0))
+    return start + (_to_line_end(file, end - start + 1) - 1 if start else 0)
 
 
 def _to_line_end(file: BinaryIO, limit: int) -> int:
@@ -133,24 +153,16 @@ def _decoded_lines(path: str, encoding: str) -> Iterator[tuple[str, bytes]]:
         yield f"line {number + 1}", rest
 
 
-def _read_block(path: str, lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choices) -> Iterator[Rows | Bad]:
-    table = _by_arrow(lines, schema, choices)
-    if table is not None:
-        yield table
-        return
-    yield from tables_of(path, [(position, parsed(line), line) for position, line in lines], schema, choices)
-
-
-def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choices) -> pa.Table | None:
+def _by_arrow(block: bytes, schema: pa.Schema, choices: Choices) -> pa.Table | None:
     """Parse lines with Arrow; None if a record is bad, or if Arrow could change a value without an error.
 
     Arrow does not validate UTF-8, rounds large and tiny numbers, reads `null` as a record of nulls, and with fewer columns
     drops unknown keys of structs.
     """
-    block = b"".join(line for _, line in lines)
+    block = _INDENT.sub(b"\n", block.strip(b" \t\r\n"))
     if len(block) > MAX_RECORD_BYTES or not all(_is_exact(kind, structs=not choices.columns) for kind in schema.types):
         return None
-    if not all(line.lstrip().startswith(b"{") for _, line in lines):
+    if not block.startswith(b"{") or _NO_RECORD.search(block):
         return None
     try:
         block.decode("utf-8")
@@ -163,7 +175,7 @@ def _by_arrow(lines: list[tuple[str, bytes]], schema: pa.Schema, choices: Choice
         ).select(schema.names)
     except (UnicodeDecodeError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
         return None
-    if table.num_rows != len(lines):
+    if table.num_rows != block.count(b"\n") + 1:
         return None
     columns = [column.combine_chunks() for column in table.columns]
     is_rounded = (_has_floats(columns, _are_large) and _LONG.search(block)) or (
