@@ -89,6 +89,13 @@ def test_long_names_folders_and_upper_case(tmp_path: Path) -> None:
     assert made.remarks == ("files in archives with absolute names or `..`, used as keys only: 8",)
 
 
+def test_leading_zeros_of_labels_are_reported(tmp_path: Path) -> None:
+    labels = (b"007", b"7", b"0", b"+01")
+    made, rows = converted(tmp_path, a_tar=tar_bytes([(f"{n}.cls", label) for n, label in enumerate(labels)]))
+    assert [row["cls"] for row in rows] == [7, 7, 0, 1]
+    assert made.remarks == ("WARNING: numbers in cls files with leading zeros, which are not kept: 2",)
+
+
 def test_files_of_a_sample_that_are_far_apart_are_joined(tmp_path: Path) -> None:
     made, rows = converted(tmp_path, a_tar=tar_bytes([*PAIRS[::2], *PAIRS[1::2]]))
     assert rows == rows_of(PAIRS)

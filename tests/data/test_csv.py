@@ -192,6 +192,15 @@ def test_unusual_files_are_read(tmp_path: Path, text: str, rows: list[dict[str, 
     assert (found, bad) == (rows, [])
 
 
+def test_lines_of_spaces_are_no_rows_and_rows_of_empty_fields_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n\n  \n2,b\n\t\n,\nx,y,z\n3,\n,\n")
+    made = convert(tmp_path / "a.csv", tmp_path / "s", processes=1, max_bad_frac=1.0)
+    store = Store(tmp_path / "s")
+    assert [store[number]["id"] for number in range(len(store))] == [1, 2, None, 3, None]
+    assert list(made.reasons) == ["3 fields, but the header has 2"]
+    assert made.remarks[1:] == ("WARNING: rows whose fields are all empty, kept: 2",)
+
+
 def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.csv").write_text("a,b,c\n1,2,3\n")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, whole_files
+from hasten.data.convert.contract import Bad, Choices, Note, Reader, ReadPart, Unit, sampled, whole_files
 from hasten.data.convert.dialect import MAX_FIELD_BYTES, Dialect, check_rows, dialect_of
 from hasten.data.convert.encoding import UTF_8, is_valid, not_encoded
 from hasten.data.convert.listing import has_files
@@ -79,8 +80,11 @@ class Csv(Reader):
         )
 
     @classmethod
-    def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
-        """Return the rows of a file. Rows with too few or too many fields, or with a value of another type, are bad."""
+    def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
+        """Return the rows of a file. Rows with too few or too many fields, or with a value of another type, are bad.
+
+        Lines of nothing but spaces are skipped, as empty lines are.
+        """
         schema, dialect = needed_types(choices), dialect_of(unit.path, choices)
         _check_names(unit.path, dialect.names, schema.names, others=bool(choices.columns))
         check_rows(unit.path, dialect)
@@ -90,8 +94,10 @@ class Csv(Reader):
         count = 0
 
         def handle(row: Any) -> str:
-            reason = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
             numbers.append(row.number)
+            if row.text.isspace():
+                return "skip"
+            reason = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
             skipped.append(Bad(unit.path, f"row {row.number}", reason, row.text.encode("utf-8", "surrogateescape")))
             return "skip"
 
@@ -104,6 +110,8 @@ class Csv(Reader):
                 yield Bad(unit.path, f"row {number}", reason, _line(batch.slice(index, 1), dialect.delimiter))
             count += batch.num_rows
             yield table
+            if batch.num_columns > 1 and (num_empty := _num_empty(batch)):
+                yield Note("WARNING: rows whose fields are all empty, kept", num_empty)
         yield from skipped
 
 
@@ -220,6 +228,16 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.Table, dict[int
     if reasons:
         table = table.filter(pa.array([index not in reasons for index in range(batch.num_rows)]))
     return table, dict(sorted(reasons.items()))
+
+
+def _num_empty(batch: pa.RecordBatch) -> int:
+    """Return the number of rows without any text, such as those that spreadsheets write below a table."""
+    is_empty: Any = True
+    for column in batch.columns:
+        is_empty = pc.and_(is_empty, pc.equal(pc.binary_length(column), 0))
+        if not pc.any(is_empty).as_py():
+            return 0
+    return int(pc.sum(is_empty).as_py())
 
 
 def _texts(fields: pa.Array) -> tuple[pa.Array, Sequence[int]]:

@@ -22,6 +22,7 @@ KEY = "__key__"
 _INFERRED_SAMPLES = 256
 _TEXT = ("txt", "text", "transcript")
 _INTEGER = re.compile(rb"\s*[-+]?[0-9]{1,20}\s*")
+_PADDED = re.compile(rb"\s*[-+]?0[0-9]")
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
@@ -87,7 +88,11 @@ def _found(archive: Archive, index: Index) -> Iterator[tuple[str, dict[str, Any]
     for sample in index.samples:
         record: dict[str, Any] | str
         try:
-            record = {KEY: sample.key, **{ending: _decoded(ending, data) for ending, data in archive.read(sample)}}
+            record = {KEY: sample.key}
+            for ending, data in archive.read(sample):
+                record[ending] = value = _decoded(ending, data)
+                if isinstance(value, int) and _PADDED.match(data):
+                    index.notes[f"WARNING: numbers in {ending} files with leading zeros, which are not kept"] += 1
         except Exception as error:  # noqa: BLE001  if one sample fails, the others can be read
             record = reason_of(error)
         yield f"sample {sample.key}", record, b""
