@@ -1,0 +1,308 @@
+"""Augment windows of fields by changes that an atmosphere could show, with the same result for any number of workers.
+
+In this order: a shift and a smoothing in time, a rotation about the Earth's axis, a mirror image at the equator (which
+negates the northward wind and vorticity), a scaling of the deviations from the mean, noise, and the bounds of humidity.
+Input and target are one window, so they share all of it, except the noise if `noise_steps` says so.
+
+All random numbers come from Philox4x32-10, a counter-based generator: a number depends on the sample's key and on its place
+in the window alone. `Augmenter` is plain torch for any device; `hasten.recipes.datacube.augment_kernel` does the same in one
+pass on the CPU. Left out: a mirror image in longitude, which is no symmetry of a rotating planet, and rotations about
+another axis.
+
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; Box and Muller 1958.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from hasten.core.errors import JobError
+from hasten.core.seeding import mix
+from hasten.data.cube.channels import Channel
+from hasten.data.cube.regrid import Grid
+from hasten.recipes.datacube.quantities import HUMIDITY_BOUNDS, is_periodic, is_symmetric, quantity_of
+
+MULTIPLIERS, KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+_LOW = 0xFFFFFFFF
+_DRAWS, _NOISE = 1, 0
+"""Last counter word: the draws of a sample, or the noise of its cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Kinds and strengths of augmentation. The defaults change nothing except humidity outside its bounds.
+
+    Attributes:
+        temperature_noise: Standard deviation of the noise in each cell, in K or in standard deviations of the channel (see
+            `noise_units`); 0 is off.
+        pressure_noise: Like `temperature_noise`, in Pa.
+        humidity_noise: Like `temperature_noise`, in kg/kg for specific humidity.
+        relative_humidity_noise: Like `temperature_noise`, as a fraction of saturation.
+        noise_units: `physical`, or `normalised`: standard deviations of the channel, which must then be given.
+        noise_steps: The noise is added to this many leading time steps, such as the input; None adds it to all.
+        flip_frac: Fraction of samples mirrored at the equator; 0 is off.
+        rotate_degrees: The globe is rotated about its axis by up to this angle in either direction, in whole columns; 0 is
+            off, 180 is any angle.
+        shift_steps: The window starts up to this many time steps later. It must have that many more than are returned; it
+            never wraps around; 0 is off.
+        smooth_steps: Standard deviation, in time steps, of the strongest Gaussian smoothing in time, for slow (geological)
+            changes. Steps outside the window have no weight; 0 is off.
+        scale_frac: Deviations from the channel's mean are multiplied by 1 - this to 1 + this, by one factor for all channels
+            of a sample. Absolute values, such as kelvins, are never scaled; 0 is off.
+
+    Raises:
+        JobError: A value is out of range.
+    """
+
+    temperature_noise: float = 0.0
+    pressure_noise: float = 0.0
+    humidity_noise: float = 0.0
+    relative_humidity_noise: float = 0.0
+    noise_units: Literal["physical", "normalised"] = "physical"
+    noise_steps: int | None = None
+    flip_frac: float = 0.0
+    rotate_degrees: float = 0.0
+    shift_steps: int = 0
+    smooth_steps: float = 0.0
+    scale_frac: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "noise_units":
+                if value not in {"physical", "normalised"}:
+                    raise JobError(f"noise_units must be 'physical' or 'normalised', not {value!r}.")
+            elif value is not None and not 0 <= value <= _LIMITS.get(name, math.inf):
+                raise JobError(f"{name} must be from 0 to {_LIMITS.get(name, 'infinity')}, not {value!r}.")
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """The strength of the noise of each quantity."""
+        return {
+            "temperature": self.temperature_noise,
+            "pressure": self.pressure_noise,
+            "specific_humidity": self.humidity_noise,
+            "relative_humidity": self.relative_humidity_noise,
+        }
+
+
+_LIMITS = {"flip_frac": 1.0, "rotate_degrees": 180.0, "scale_frac": 0.9, "shift_steps": 1e6, "smooth_steps": 1e3}
+
+
+class Draws(NamedTuple):
+    """What was drawn for each sample of a batch.
+
+    Attributes:
+        keys: int64 `[batch, 2]`: the keys of the noise, 32 bits each.
+        shift: int64 `[batch]`: time steps.
+        roll: int64 `[batch]`: columns to the east.
+        flip: bool `[batch]`.
+        scale: float64 `[batch]`.
+        taps: float64 `[batch, time, 2 * reach + 1]`: weights of the neighbours in time; they add up to 1.
+    """
+
+    keys: torch.Tensor
+    shift: torch.Tensor
+    roll: torch.Tensor
+    flip: torch.Tensor
+    scale: torch.Tensor
+    taps: torch.Tensor
+
+
+class Augmenter:
+    """Augment batches of windows in plain torch, on the device where they are.
+
+    Args:
+        settings: Kinds and strengths.
+        channels: The channels of a window.
+        grid: Its grid.
+        mean: Mean of each channel, in its units. Needed for `scale_frac`.
+        std: Standard deviation of each channel, in its units. Needed for `noise_units="normalised"`.
+
+    Raises:
+        JobError: The channels or the grid do not allow a setting, or statistics are missing.
+        DataError: Units are missing or unknown.
+    """
+
+    def __init__(
+        self,
+        settings: Augmentation,
+        channels: Sequence[Channel],
+        grid: Grid,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        if settings.rotate_degrees and not is_periodic(grid):
+            raise JobError(
+                "rotate_degrees needs equally spaced longitudes around the whole globe. Set it to 0 for this grid."
+            )
+        if settings.flip_frac and not is_symmetric(grid):
+            raise JobError("flip_frac needs latitudes that are symmetric about the equator. Set it to 0 for this grid.")
+        if settings.scale_frac and mean is None:
+            raise JobError("scale_frac needs the mean of each channel, because it scales deviations from it.")
+        if settings.noise_units == "normalised" and std is None:
+            raise JobError("noise_units='normalised' needs the standard deviation of each channel.")
+        self.settings, self.shape, self.num_channels = settings, grid.shape, len(channels)
+        quantities = [quantity_of(channel) for channel in channels]
+        missing = [name for name, value in settings.noise.items() if value and name not in {q.name for q in quantities}]
+        if missing:
+            raise JobError(f"the noise of {', '.join(missing)} needs such a channel; there is none. Set it to 0.")
+        per_unit = [1 / q.factor for q in quantities] if settings.noise_units == "physical" else list(std or ())
+        bounds = [HUMIDITY_BOUNDS.get(q.name, (-math.inf, math.inf)) for q in quantities]
+        table = [
+            [-1.0 if q.is_mirrored else 1.0 for q in quantities],
+            [0.0] * len(quantities) if mean is None else list(mean),
+            [settings.noise.get(q.name, 0.0) * unit for q, unit in zip(quantities, per_unit, strict=True)],
+            [(low - q.offset) / q.factor for (low, _), q in zip(bounds, quantities, strict=True)],
+            [(high - q.offset) / q.factor for (_, high), q in zip(bounds, quantities, strict=True)],
+        ]
+        self.mirror, self.mean, self.sigma, self.low, self.high = torch.tensor(table, dtype=torch.float64).float()
+        self.reach = math.ceil(3 * settings.smooth_steps)
+
+    def draw(self, keys: Sequence[int] | torch.Tensor, num_steps: int) -> Draws:
+        """Draw the parameters of samples.
+
+        Args:
+            keys: One integer for each sample, such as `key(seed, epoch, index)`.
+            num_steps: Time steps that remain.
+        """
+        whole = torch.as_tensor(keys, dtype=torch.int64).cpu()
+        pairs = torch.stack([whole & _LOW, (whole >> 32) & _LOW], dim=1)
+        block = torch.arange(2)[None]
+        words = philox(pairs[:, :1], pairs[:, 1:], block, 0, _DRAWS)
+        uniform = (torch.cat(words, dim=1).double() + 0.5) * 2.0**-32  # [batch, 8]
+        settings = self.settings
+        columns = int(settings.rotate_degrees / 360 * self.shape[1])
+        smooth = settings.smooth_steps * uniform[:, 4]
+        steps, offsets = torch.arange(num_steps), torch.arange(-self.reach, self.reach + 1)
+        inside = (steps[:, None] + offsets >= 0) & (steps[:, None] + offsets < num_steps)
+        taps = torch.exp(-0.5 * (offsets / smooth.clamp_min(1e-3)[:, None]) ** 2)[:, None] * inside
+        return Draws(
+            keys=pairs,
+            shift=(uniform[:, 0] * (settings.shift_steps + 1)).long(),
+            roll=(uniform[:, 1] * (2 * columns + 1)).long() - columns,
+            flip=uniform[:, 2] < settings.flip_frac,
+            scale=1 + settings.scale_frac * (2 * uniform[:, 3] - 1),
+            taps=taps / taps.sum(-1, keepdim=True),
+        )
+
+    def __call__(self, fields: torch.Tensor, keys: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Return an augmented copy of a batch.
+
+        Args:
+            fields: float32 `[batch, time + shift_steps, channel, latitude, longitude]`, in the units of the channels.
+            keys: One integer for each sample, such as `key(seed, epoch, index)`.
+
+        Returns:
+            float32 `[batch, time, channel, latitude, longitude]`. Missing values stay missing, and smoothing spreads them.
+        """
+        steps = self.check(tuple(fields.shape[1:]))
+        device, draws = fields.device, self.draw(keys, steps)
+        samples = []
+        for sample, shift, roll, flip in zip(
+            fields, draws.shift.tolist(), draws.roll.tolist(), draws.flip.tolist(), strict=True
+        ):
+            moved = sample[shift : shift + steps].roll(roll, -1)
+            samples.append(moved.flip(-2) if flip else moved)
+        out = torch.stack(samples)
+        if self.reach:
+            out = _smoothed(out, draws.taps.float().to(device))
+        gain, bias = (part[:, None, :, None, None].to(device) for part in self.affine(draws))
+        out.mul_(gain).add_(bias)
+        noisy, words = self.sigma.nonzero().flatten().to(device), draws.keys.to(device)
+        sigma = self.sigma.to(device)[noisy, None, None]
+        for step in range(min(self.num_noisy, steps) if len(noisy) else 0):
+            noise = normals(words, step * self.num_channels + noisy, self.shape)
+            out[:, step].index_add_(1, noisy, noise.mul_(sigma))
+        for channel in self.low.isfinite().nonzero().flatten().tolist():
+            out[:, :, channel].clamp_(float(self.low[channel]), float(self.high[channel]))
+        return out
+
+    @property
+    def num_noisy(self) -> int:
+        """Leading time steps with noise."""
+        steps = self.settings.noise_steps
+        return 1 << 30 if steps is None else steps
+
+    def affine(self, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return factor and offset, float32 `[batch, channel]`, of the flip and the scaling."""
+        sign = torch.where(draws.flip[:, None], self.mirror, 1.0)
+        scale = draws.scale.float()[:, None]
+        return sign * scale, sign * (self.mean * (1 - scale))
+
+    def check(self, shape: tuple[int, ...]) -> int:
+        """Return how many time steps of a window `[time, channel, latitude, longitude]` remain.
+
+        Raises:
+            JobError: It is not a window of these channels on this grid, or it is too short.
+        """
+        steps = shape[0] - self.settings.shift_steps
+        if shape[1:] != (self.num_channels, *self.shape) or steps < 1:
+            wanted = f"[more than {self.settings.shift_steps}, {self.num_channels}, {self.shape[0]}, {self.shape[1]}]"
+            raise JobError(f"a window must be {wanted} (time, channel, latitude, longitude), not {list(shape)}.")
+        return steps
+
+
+def key(seed: int, epoch: int, index: int) -> int:
+    """Return the key of a sample: its random numbers are a pure function of it."""
+    return mix(seed, epoch, index)
+
+
+def _smoothed(fields: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    steps, reach = fields.shape[1], taps.shape[2] // 2
+    out = torch.zeros_like(fields)
+    for place in range(max(0, reach - steps + 1), min(2 * reach, reach + steps - 1) + 1):
+        offset = place - reach
+        first, last = max(0, -offset), steps - max(0, offset)
+        weight = taps[:, first:last, place, None, None, None]
+        out[:, first:last].addcmul_(fields[:, first + offset : last + offset], weight)
+    return out
+
+
+def philox(
+    key0: torch.Tensor, key1: torch.Tensor, block: torch.Tensor, field: torch.Tensor | int, last: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return four random words of 32 bits, in int64, for each key and counter; the shapes broadcast.
+
+    Args:
+        key0: First key word.
+        key1: Second key word.
+        block: First counter word.
+        field: Second counter word.
+        last: Fourth counter word; the third is 0.
+    """
+    zero = torch.zeros_like(key0 + block + field)
+    a, b, c, d = zero + block, zero + field, zero, zero + last
+    for number in range(ROUNDS):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # 64 bits, wrapped: only the bits matter
+        k0, k1 = (key0 + number * KEY_STEPS[0]) & _LOW, (key1 + number * KEY_STEPS[1]) & _LOW
+        a, b, c, d = ((second >> 32) & _LOW) ^ b ^ k0, second & _LOW, ((first >> 32) & _LOW) ^ d ^ k1, first & _LOW
+    return a, b, c, d
+
+
+def normals(keys: torch.Tensor, fields: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Return normally distributed numbers for some fields of each sample, float32 `[batch, field, latitude, longitude]`.
+
+    Block j of n gives the cells j, j + n, j + 2n and j + 3n.
+
+    Args:
+        keys: int64 `[batch, 2]`.
+        fields: int64 `[field]`: the number of each field in its window.
+        shape: Latitudes and longitudes.
+    """
+    count = -(-shape[0] * shape[1] // 4)
+    block = torch.arange(count, device=keys.device)
+    a, b, c, d = philox(keys[:, :1, None], keys[:, 1:, None], block, fields[:, None], _NOISE)
+    parts = []
+    for radius, angle in ((a, b), (c, d)):
+        length = torch.sqrt(-2 * torch.log((radius.float() + 0.5) * 2.0**-32))
+        signed = torch.where(angle >= 1 << 31, angle - (1 << 32), angle).float() * (math.tau * 2.0**-32)
+        parts += [length * torch.cos(signed), length * torch.sin(signed)]
+    drawn: torch.Tensor = torch.cat(parts, dim=2)[..., : shape[0] * shape[1]].unflatten(2, shape)
+    return drawn
