@@ -52,7 +52,7 @@ class Augmentation:
         shift_steps: The window starts up to this many time steps later. It must have that many more than are returned; it
             never wraps around; 0 is off.
         smooth_steps: Standard deviation, in time steps, of the strongest Gaussian smoothing in time, for slow (geological)
-            changes. Steps outside the window have no weight; 0 is off.
+            changes. Steps outside the window, or further than three standard deviations, have no weight; 0 is off.
         scale_frac: Deviations from the channel's mean are multiplied by 1 - this to 1 + this, by one factor for all channels
             of a sample. Absolute values, such as kelvins, are never scaled; 0 is off.
 
@@ -182,6 +182,7 @@ class Augmenter:
         smooth = settings.smooth_steps * uniform[:, 4]
         steps, offsets = torch.arange(num_steps), torch.arange(-self.reach, self.reach + 1)
         inside = (steps[:, None] + offsets >= 0) & (steps[:, None] + offsets < num_steps)
+        inside = inside & (offsets.abs() <= 3 * smooth[:, None])[:, None]
         taps = torch.exp(-0.5 * (offsets / smooth.clamp_min(1e-3)[:, None]) ** 2)[:, None] * inside
         return Draws(
             keys=pairs,
@@ -261,7 +262,7 @@ def _smoothed(fields: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
         offset = place - reach
         first, last = max(0, -offset), steps - max(0, offset)
         weight = taps[:, first:last, place, None, None, None]
-        out[:, first:last].addcmul_(fields[:, first + offset : last + offset], weight)
+        out[:, first:last] += torch.where(weight == 0, 0, weight * fields[:, first + offset : last + offset])
     return out
 
 

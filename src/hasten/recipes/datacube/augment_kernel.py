@@ -80,53 +80,56 @@ def _augment(  # noqa: PLR0917  a kernel is called by position
 ) -> None:  # fmt: skip
     """Augment one window; `table` has factor, offset, noise, lowest and highest value of each channel."""
     steps, channels, rows, columns = out.shape
-    count = -(-rows * columns // 4)
+    count, reach = -(-rows * columns // 4), taps.shape[1] // 2
     words, noise, none = np.empty((4, count), np.uint32), np.empty(4 * count, np.float32), np.empty(0, np.float32)
-    for step in range(steps):
-        for channel in range(channels):
-            gain, bias, sigma, low, high = table[:, channel]
+    for channel in range(channels):
+        gain, bias, sigma, low, high = table[:, channel]
+        for step in range(steps):
             noisy = sigma > 0 and step < num_noisy
             if noisy:
                 _normals(key[0], key[1], _w(step * channels + channel), words, noise)
-            for row in range(rows):
-                line = out[step, channel, row]
-                _move(window[:, channel, rows - 1 - row if flip else row], line, roll, taps[step], step)
-                _finish(line, noise[row * columns : (row + 1) * columns] if noisy else none, gain, bias, sigma, low, high)
+            add = False
+            for place in range(2 * reach + 1):
+                if taps[step, place] != _f(0):
+                    other = window[step + place - reach, channel]
+                    _move(other, out[step, channel], roll, flip, taps[step, place] * gain, add)
+                    add = True
+            _finish(out[step, channel].reshape(rows * columns), noise if noisy else none, bias, sigma, low, high)
 
 
 @kernel
-def _move(lines: Floats, line: Floats, roll: int, taps: Floats, step: int) -> None:
-    """Write a line of one step, rolled to the east, and smoothed over `lines`, the steps `[time, longitude]`."""
-    steps, columns = lines.shape
-    reach = taps.size // 2
-    first, last = max(0, reach - step), min(2 * reach, reach + steps - 1 - step)
-    for place in range(first, last + 1):
-        other, weight = lines[step + place - reach], taps[place] if reach else _f(1)
-        if place == first:
+def _move(field: Floats, out: Floats, roll: int, flip: bool, weight: float, add: bool) -> None:  # noqa: FBT001, PLR0917
+    """Write or add a field, rolled to the east and flipped, to another."""
+    rows, columns = field.shape
+    for row in range(rows):
+        source = rows - 1 - row if flip else row
+        if add:
             for j in range(roll):
-                line[j] = weight * other[j + columns - roll]
+                out[row, j] += weight * field[source, j + columns - roll]
             for j in range(columns - roll):
-                line[j + roll] = weight * other[j]
+                out[row, j + roll] += weight * field[source, j]
         else:
             for j in range(roll):
-                line[j] += weight * other[j + columns - roll]
+                out[row, j] = weight * field[source, j + columns - roll]
             for j in range(columns - roll):
-                line[j + roll] += weight * other[j]
+                out[row, j + roll] = weight * field[source, j]
 
 
 @kernel
 def _finish(  # noqa: PLR0917  a kernel is called by position
-    line: Floats, noise: Floats, gain: float, bias: float, sigma: float, low: float, high: float
+    field: Floats, noise: Floats, bias: float, sigma: float, low: float, high: float
 ) -> None:
-    """Scale a line, add noise unless it is empty, and clamp the values; a NaN stays one."""
-    for j in range(line.size):
-        line[j] = line[j] * gain + bias
-    for j in range(noise.size):
-        line[j] += sigma * noise[j]
+    """Add an offset, and noise unless it is empty, and clamp the values; a NaN stays one."""
+    if noise.size:
+        for j in range(field.size):
+            field[j] += bias + sigma * noise[j]
+    elif bias != _f(0):
+        for j in range(field.size):
+            field[j] += bias
     if low > -np.inf:
-        for j in range(line.size):
-            value = low if line[j] < low else line[j]  # noqa: FURB136  keeps a NaN
-            line[j] = high if value > high else value  # noqa: FURB136
+        for j in range(field.size):
+            value = low if field[j] < low else field[j]  # noqa: FURB136  keeps a NaN
+            field[j] = high if value > high else value  # noqa: FURB136
 
 
 @kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +99,15 @@ def level_of(channel: Channel) -> tuple[str, float] | None:
     return None
 
 
+def standard_pressure(channel: Channel) -> float:
+    """Return the pressure of a channel's level in Pa, of a height in the standard atmosphere (ICAO 1993). 0 if unknown."""
+    kind, value = level_of(channel) or ("pressure", 0.0)
+    if kind == "pressure":
+        return value
+    below = 101_325.0 * (1 - 6.5e-3 * min(value, 11_000.0) / 288.15) ** 5.25588
+    return float(below * np.exp(-max(value - 11_000.0, 0.0) / 6341.6))
+
+
 def _si(name: str, units: str, variable: str) -> tuple[float, float]:
     known = _UNITS[name]
     if _plain(units) not in known:
@@ -146,25 +154,3 @@ def is_global(grid: Grid) -> bool:
     """Return whether the grid covers the globe."""
     step = np.abs(np.diff(grid.latitude)).max(initial=0.0)
     return is_periodic(grid) and np.ptp(grid.latitude) + step >= 180 - 1e-3 * step
-
-
-def column_mass(channels: Sequence[Channel]) -> Floats:
-    """Return the fraction of the atmosphere's mass that each level stands for `[channel]`, from the layers between levels.
-
-    A height counts as its pressure in the standard atmosphere (ICAO 1993). Channels without a level count equally.
-    """
-    levels = [level_of(channel) for channel in channels]
-    pressure = np.array([0.0 if level is None else _standard_pressure(*level) for level in levels])
-    known = np.unique(pressure[pressure > 0])
-    if len(known) < 2:
-        return np.ones(len(channels))
-    edges = np.concatenate([known[:1], (known[1:] + known[:-1]) / 2, known[-1:]])
-    share = np.diff(edges) / np.ptp(known)
-    return np.where(pressure > 0, share[np.searchsorted(known, pressure).clip(max=len(known) - 1)], 1.0)
-
-
-def _standard_pressure(kind: str, value: float) -> float:
-    if kind == "pressure":
-        return value
-    below = 101_325.0 * (1 - 6.5e-3 * min(value, 11_000.0) / 288.15) ** 5.25588
-    return float(below * np.exp(-max(value - 11_000.0, 0.0) / 6341.6))

@@ -1,0 +1,1 @@
+"""Measure the datacube recipe: reading, regridding, batches, physics and the whole job."""
