@@ -6,7 +6,7 @@ Input and target are one window, so they share all of it, except the noise if `n
 
 All random numbers come from Philox4x32-10, a counter-based generator: a number depends on the sample's key and on its place
 in the window alone. `Augmenter` is plain torch for any device; `hasten.recipes.datacube.augment_kernel` does the same in one
-pass on the CPU. Left out: a mirror image in longitude, which is no symmetry of a rotating planet, and rotations about
+pass on the CPU. Left out: a mirror image in longitude (a rotating planet has no such symmetry), and rotations about
 another axis.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; Box and Muller 1958.
