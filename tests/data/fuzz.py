@@ -5,7 +5,7 @@ crash, no endless loop, no unbounded memory, and no store that cannot be read. I
 in the code that raised an exception.
 
 The changes are drawn by a seeded generator. Coverage-guided fuzzers such as Atheris would see the Python code only, while
-most of what parses bytes here is compiled: Arrow, Pillow, libjpeg, libsndfile.
+most of what parses bytes here is compiled: Arrow, Pillow, libjpeg, libsndfile, HDF5.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from typing import Any
 from hasten.core.errors import HastenError
 from hasten.data import Store
 from hasten.data.convert.job import convert
+from hasten.data.cube.open import open_cube
 from hasten.data.store.verify import verify
 from hasten.recipes.detection.labels.read import read_labels
 from hasten.recipes.findings import Findings
 from hasten.recipes.ocr.regions import read_regions
-from tests.data.sources import BOXES, OUTLINES, STORES
+from tests.data.sources import BOXES, CUBES, OUTLINES, STORES
 
-SOURCES = {**STORES, **BOXES, **OUTLINES}
+SOURCES = {**STORES, **BOXES, **OUTLINES, **CUBES}
 MOST_SECONDS = 20
 """Time for one input. It is far more than any takes, because other processes may run on the same core."""
 MOST_BYTES = 3 * 2**30
@@ -101,6 +102,11 @@ def use(name: str, folder: Path, rng: random.Random) -> None:
         return
     if name in OUTLINES:
         read_regions(folder / "img", folder / "lab", Findings())
+        return
+    if name in CUBES:
+        cube = open_cube([next(folder.iterdir())])
+        for known in cube.variables.values():
+            cube.read(known.name, 0, min(known.shape[0], 100))
         return
     source = next(folder.iterdir()) if name in {"mds", "mds_packed", "litdata"} else folder
     decoded: dict[str, Any] = {"pixels": "decoded", "size": (8, 8)} if name == "images" and rng.random() < 0.5 else {}

@@ -7,6 +7,7 @@ import json
 import struct
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import soundfile
+import xarray
 from PIL import Image
 
 from tests.data.test_chunks import litdata_item, mds_samples, u32, write_litdata, write_mds
@@ -169,6 +171,28 @@ def write_coco_text(folder: Path) -> None:
     (labels / "text.json").write_text(json.dumps(content))
 
 
+def write_cube(kind: str, folder: Path) -> None:
+    """Write a small field on a grid, and a packed one."""
+    values = np.arange(4 * 5 * 6, dtype="f4").reshape(4, 5, 6)
+    dims = ("time", "lat", "lon")
+    data = xarray.Dataset(
+        {"t": (dims, values, {"units": "K"}), "p": (dims, values, {"units": "Pa"})},
+        coords={
+            "time": ("time", np.arange(4), {"units": "hours since 2001-01-01"}),
+            "lat": ("lat", np.linspace(60, -60, 5), {"units": "degrees_north"}),
+            "lon": ("lon", np.arange(6) * 60.0, {"units": "degrees_east"}),
+        },
+    )
+    packing = {"dtype": "i2", "scale_factor": 0.1, "add_offset": 60.0, "_FillValue": -32768}
+    chunks = {"zlib": True, "shuffle": True, "fletcher32": True, "chunksizes": (2, 5, 6)}
+    if kind == "zarr":
+        data.to_zarr(folder / "t.zarr", zarr_format=3, consolidated=False, encoding={"p": {**packing, "chunks": (2, 5, 6)}})
+    elif kind == "netcdf3":
+        data.to_netcdf(folder / "t.nc", format="NETCDF3_CLASSIC", encoding={"p": packing})
+    else:
+        data.to_netcdf(folder / "t.nc", engine="netcdf4", encoding={"p": {**packing, **chunks}})
+
+
 STORES: dict[str, Callable[[Path], None]] = {
     "csv": write_csv,
     "jsonl": write_jsonl,
@@ -189,3 +213,5 @@ BOXES: dict[str, Callable[[Path], None]] = {"yolo": write_yolo, "voc": write_voc
 """Images with labels for object detection."""
 OUTLINES: dict[str, Callable[[Path], None]] = {"icdar": write_icdar, "coco_text": write_coco_text}
 """Images with labels for text detection."""
+CUBES: dict[str, Callable[[Path], None]] = {kind: partial(write_cube, kind) for kind in ("netcdf3", "netcdf4", "zarr")}
+"""Gridded data."""

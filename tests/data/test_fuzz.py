@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.sources import BOXES, OUTLINES, STORES
+from tests.data.sources import BOXES, CUBES, OUTLINES, STORES
 
 SECONDS = float(os.environ.get("HASTEN_FUZZ_S", "10"))
 SEED = str(int(time.time())) if "HASTEN_FUZZ_S" in os.environ else "1000000"
@@ -33,6 +33,6 @@ def test_damaged_sources_are_read_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(SECONDS + 90)
-@pytest.mark.parametrize("name", [*STORES, *BOXES, *OUTLINES])
+@pytest.mark.parametrize("name", [*STORES, *BOXES, *OUTLINES, *CUBES])
 def test_many_damaged_sources_are_read_or_refused(name: str) -> None:
     fuzz(name, "--seconds", str(SECONDS), "--seed", SEED, seconds=SECONDS + 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,8 @@ _COUNTED = re.compile(r"year|month|week|day|dayofyear|hour|season", re.IGNORECAS
 """Names of times that are plain numbers, such as the months of a climatology."""
 _CALENDARS = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 """Other names of calendars, and what CF calls them now."""
+_MOST = 2**26
+"""Values of the longest axis that is read: times a second apart for two years."""
 _CLOSE = 1e-6
 """How far coordinates of two files may differ and be the same, relative to their values: they may be float32 in one."""
 
@@ -81,6 +84,8 @@ def read_axis(coordinate: Stored, role: Role) -> Axis:
         MachineError: The package cftime is not installed.
     """
     packing = Packing.read(coordinate.dtype, coordinate.attrs, coordinate.where)
+    if not 0 < math.prod(coordinate.shape) <= _MOST:
+        raise DataError(f"{coordinate.where} claims {math.prod(coordinate.shape):,} values: not from 1 to {_MOST:,}.")
     raw = coordinate.all()
     values = np.empty(raw.shape, np.float64)
     packing.decode(raw, values)

@@ -3,15 +3,16 @@
 Missing values are found before values are scaled. `_FillValue` and `missing_value` are compared in the stored type.
 `valid_min`, `valid_max` and `valid_range` apply to stored values, or to decoded ones if they are floats and the stored
 values are packed integers (NetCDF User's Guide). Values are scaled in float64, in blocks that stay in the processor's cache,
-and are rounded once.
+and are rounded once. Integers of 8 and 16 bits are looked up in a table of all their decoded values, which is as exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from hasten.core.errors import DataError
 
 _BLOCK = 2**15
 """Values decoded at a time: 256 KiB in float64."""
+_LOOKED_UP = 2**17
+"""Values from which a table of 65,536 is worth making. The table itself is smaller, and decoded without one."""
 NEVER_WRITTEN = 9.969209968386869e36
 """What the NetCDF libraries leave where floats were never written."""
 
@@ -91,7 +94,11 @@ class Packing:
 
     def decode(self, raw: NDArray[Any], out: NDArray[np.float32] | NDArray[np.float64]) -> None:
         """Write the decoded values into an array of the same shape. Missing ones become NaN."""
-        if raw.size <= _BLOCK:
+        contiguous = raw.flags.c_contiguous and out.flags.c_contiguous and out.dtype == np.float32
+        if contiguous and self.dtype.kind in "iu" and self.dtype.itemsize <= 2 and raw.size >= _LOOKED_UP:
+            codes = raw.view(f"u{self.dtype.itemsize}").reshape(-1)
+            _lookup()(_table(self), codes, out.reshape(-1).view(np.float32))
+        elif raw.size <= _BLOCK:
             self._decode(raw.view(self.dtype), out)
         elif len(raw) == 1:
             self.decode(raw[0], out[0])
@@ -114,6 +121,33 @@ class Packing:
             np.copyto(out, np.nan, where=limited < self.low)
         if self.high is not None:
             np.copyto(out, np.nan, where=limited > self.high)
+
+
+@lru_cache(maxsize=64)
+def _table(packing: Packing) -> NDArray[np.float32]:
+    """Return the decoded value of every pattern of bits of an integer of 8 or 16 bits."""
+    size = packing.dtype.itemsize
+    table = np.empty(256**size, np.float32)
+    packing.decode(np.arange(256**size, dtype=f"u{size}"), table)
+    return table
+
+
+_Lookup = Callable[[NDArray[np.float32], NDArray[Any], NDArray[np.float32]], object]
+
+
+@lru_cache(maxsize=1)
+def _lookup() -> _Lookup:
+    """Return what looks up values in a table: numba, at the speed of a copy, or NumPy at a third of it."""
+    try:
+        import numba  # noqa: PLC0415  of the extra `datacube`
+    except ImportError:
+        return lambda table, codes, out: np.take(table, codes, out=out, mode="wrap")
+
+    def look_up(table: NDArray[np.float32], codes: NDArray[Any], out: NDArray[np.float32]) -> None:
+        for index in range(codes.size):
+            out[index] = table[codes[index]]
+
+    return cast("_Lookup", numba.njit(cache=True, nogil=True)(look_up))
 
 
 _MISSING = ("_FillValue", "missing_value")

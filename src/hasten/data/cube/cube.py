@@ -9,6 +9,7 @@ Values are read in blocks: `read` needs its output and a few megabytes a thread,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Part:
         self.packing.decode(self.stored.load(block), out)
 
 
+_CHUNKS_BYTES = 2**30
+"""Memory for chunks that are decoded at the same time. A larger chunk is decoded alone."""
 _Work = tuple[Part, Block, NDArray[np.float32]]
 
 
@@ -100,11 +103,15 @@ class Cube:
             raise DataError(f"{name} has the times 0 to {times:,}: {start:,} to {stop:,} is not a part of them.")
         shape = (stop - start, *grid)
         if out is None:
-            out = np.empty(shape, np.float32)
+            try:
+                out = np.empty(shape, np.float32)
+            except (MemoryError, ValueError) as error:
+                raise DataError(f"{name}: {shape} float32 do not fit into memory. Read fewer times at once.") from error
         elif out.shape != shape or out.dtype != np.float32:
             raise DataError(f"{name} needs an output of {shape} float32, not {out.shape} {out.dtype}.")
         work = list(self._work(name, start, stop, out))
-        threads = min(torch.get_num_threads(), len(work))
+        largest = max((math.prod(part.stored.grain) * part.stored.dtype.itemsize for part in self._parts[name]), default=1)
+        threads = max(1, min(torch.get_num_threads(), len(work), _CHUNKS_BYTES // max(largest, 1)))
         if threads == 1:
             for part, block, target in work:
                 part.fill(block, target)

@@ -15,6 +15,7 @@ from hasten.data.cube.classic import read_classic
 from hasten.data.cube.cube import Cube, Part, Variable, missing
 from hasten.data.cube.hdf5 import read_hdf5
 from hasten.data.cube.stored import Stored
+from hasten.data.cube.with_xarray import read_with_xarray
 
 _ORDER: tuple[Role, ...] = ("time", "level", "latitude", "longitude")
 _One = tuple[Variable, Part]
@@ -24,7 +25,7 @@ def open_cube(paths: Sequence[Path], *, variables: Sequence[str] | None = None) 
     """Open files as one cube. Several files are joined along time, in the order of their times.
 
     Args:
-        paths: NetCDF-3 or NetCDF-4 files with the same grid and the same variables.
+        paths: NetCDF or GRIB files, or Zarr stores, with the same grid and the same variables.
         variables: Names of the variables, in the order wanted. None for all that have a time, a latitude and a longitude.
 
     Raises:
@@ -79,10 +80,18 @@ def _arrays(path: Path) -> dict[str, Stored]:
     """Return the arrays of a file, read by the way that its first bytes call for."""
     if not path.exists():
         raise DataError(f"{path} does not exist.")
+    if path.is_dir():
+        if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+            return read_with_xarray(path, "zarr")
+        raise DataError(f"{path} is a folder, and not a Zarr store. Give the files in it: {path}/*.nc")
     with path.open("rb") as file:
         magic = file.read(8)
     if magic[:4] in {b"CDF\1", b"CDF\2"}:
         return read_classic(path)
+    if magic[:4] == b"CDF\5":  # NetCDF-3 with 64-bit sizes
+        return read_with_xarray(path, "netcdf4")
+    if magic[:4] == b"GRIB":
+        return read_with_xarray(path, "cfgrib")
     return read_hdf5(path)
 
 
