@@ -14,9 +14,7 @@ import xarray
 from hasten.core.errors import CorruptError, DataError
 from hasten.data.cube.open import open_cube
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::RuntimeWarning"
-)  # of zarr
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of zarr
 
 
 def fields() -> xarray.Dataset:
