@@ -26,6 +26,8 @@ from hasten.recipes.datacube.synth import STANDARD_NAMES, UNITS, DrawnCube
 
 ROUNDS = 15
 GOALS = {"batch": 10.0, "augmentation": 5.0, "constraints": 3.0}
+PAUSE_S = 0.03
+"""Before each measurement: OpenMP threads of the one before wait actively for some milliseconds."""
 AGREEMENT = 1e-5
 """Largest relative difference of any constraint from the usual form in double precision."""
 NOISE = Augmentation(temperature_noise=0.5, pressure_noise=50.0, humidity_noise=1e-4)
@@ -76,6 +78,20 @@ def run(_record: Mapping[str, Any], count: int = ROUNDS) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def alone(way: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Give a way one thread of PyTorch, as a loader worker has."""
+
+    def run() -> torch.Tensor:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return way()
+        finally:
+            torch.set_num_threads(threads)
+
+    return run
+
+
 def _batch(variables: Any, record: torch.Tensor, channels: Any, grid: Grid, count: int) -> dict[str, Any]:
     augmenter, epoch = Augmenter(NOISE, channels, grid), iter(range(1_000_000))
 
@@ -93,7 +109,7 @@ def _batch(variables: Any, record: torch.Tensor, channels: Any, grid: Grid, coun
             "kernel": lambda: fused(record, 1),
             "kernel, 2 threads": lambda: fused(record, 2),
             "kernel, converting the whole cube": lambda: fused(converted(), 1),
-            "copy": lambda: torch.stack([record[start : start + STEPS] for start in range(BATCH)]),
+            "copy": alone(lambda: torch.stack([record[start : start + STEPS] for start in range(BATCH)])),
         },
         count,
         judged="kernel",
@@ -111,11 +127,12 @@ def _augmentation(record: torch.Tensor, channels: Any, grid: Grid, count: int) -
 
     return _in_turns(
         {
-            "usual": lambda: usual(fields),
-            "torch": lambda: augmenter(fields, keys()),
-            "kernel": lambda: augment(augmenter, fields, keys()),
+            "usual": alone(lambda: usual(fields)),
+            "usual, all threads": lambda: usual(fields),
+            "torch": alone(lambda: augmenter(fields, keys())),
+            "kernel": alone(lambda: augment(augmenter, fields, keys())),
             "kernel, 2 threads": lambda: augment(augmenter, fields, keys(), num_threads=2),
-            "copy": fields[:, :STEPS].clone,
+            "copy": alone(fields[:, :STEPS].clone),
         },
         count,
         judged="kernel",
@@ -166,6 +183,9 @@ def _in_turns(ways: Mapping[str, Callable[[], torch.Tensor]], count: int, judged
     cpu_seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(count):
         for name in random.sample(list(ways), len(ways)):
+            ready = perf_counter() + PAUSE_S
+            while perf_counter() < ready:
+                pass  # stay awake: a processor that slept is slow at first
             wall, cpu = perf_counter(), process_time()
             ways[name]()
             seconds[name].append(perf_counter() - wall)

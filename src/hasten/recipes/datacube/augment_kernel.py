@@ -51,19 +51,20 @@ def augment(
     """
     steps = augmenter.check(tuple(windows[0].shape))
     draws = augmenter.draw(keys, steps)
-    gain, bias = augmenter.affine(draws)
-    limits = torch.stack([augmenter.sigma, augmenter.low, augmenter.high]).expand(len(gain), -1, -1)
-    table = torch.cat([torch.stack([gain, bias], dim=1), limits], dim=1).numpy()  # [batch, 5, channel]
-    taps, words = draws.taps.float().numpy(), draws.keys.numpy().astype(np.uint64)
-    places = list(zip(draws.shift.tolist(), draws.roll.tolist(), draws.flip.tolist(), strict=True))
+    limits = np.broadcast_to(
+        np.stack([augmenter.sigma, augmenter.low, augmenter.high]), (len(windows), 3, augmenter.num_channels)
+    )
+    table = np.concatenate([np.stack([draws.gain, draws.bias], axis=1), limits], axis=1)  # [batch, 5, channel]
+    words = draws.keys.astype(np.uint64)
+    num_noisy = min(augmenter.num_noisy, steps)
     out = torch.empty(len(windows), steps, augmenter.num_channels, *augmenter.shape)
 
     def run(number: int) -> None:
         augmenter.check(tuple(windows[number].shape))
-        shift, roll, flip = places[number]
+        shift, roll = draws.shift[number], draws.roll[number] % augmenter.shape[1]
         window = np.ascontiguousarray(windows[number].numpy()[shift : shift + steps])
-        start, num_noisy = roll % augmenter.shape[1], min(augmenter.num_noisy, steps)
-        _augment(window, out[number].numpy(), taps[number], start, flip, table[number], num_noisy, words[number])
+        given = draws.taps[number], roll, draws.flip[number], table[number], num_noisy, words[number]
+        _augment(window, out[number].numpy(), *given)
 
     if num_threads == 1:
         for number in range(len(windows)):
@@ -138,11 +139,11 @@ def _normals(key0: np.uint64, key1: np.uint64, field: np.uint64, words: Words, n
     count = words.shape[1]
     for j in range(count):
         a, b, c, d, k0, k1 = _w(j), field, _ZERO, _ZERO, key0, key1
-        for _ in range(ROUNDS):
-            first, second = _M0 * a, _M1 * c
-            a, b = (second >> _HALF) ^ b ^ k0, second & _LOW
-            c, d = (first >> _HALF) ^ d ^ k1, first & _LOW
-            k0, k1 = (k0 + _K0) & _LOW, (k1 + _K1) & _LOW
+        for _ in range(ROUNDS):  # only the low halves of a, b, c and d count
+            first, second = _M0 * (a & _LOW), _M1 * (c & _LOW)
+            a, b = (second >> _HALF) ^ b ^ k0, second
+            c, d = (first >> _HALF) ^ d ^ k1, first
+            k0, k1 = k0 + _K0, k1 + _K1
         words[0, j], words[1, j], words[2, j], words[3, j] = _u(a), _u(b), _u(c), _u(d)
     for half in range(2):
         radius, angle = words[2 * half], words[2 * half + 1]
