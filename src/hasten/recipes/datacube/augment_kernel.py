@@ -51,10 +51,8 @@ def augment(
     """
     steps = augmenter.check(tuple(windows[0].shape))
     draws = augmenter.draw(keys, steps)
-    limits = np.broadcast_to(
-        np.stack([augmenter.sigma, augmenter.low, augmenter.high]), (len(windows), 3, augmenter.num_channels)
-    )
-    table = np.concatenate([np.stack([draws.gain, draws.bias], axis=1), limits], axis=1)  # [batch, 5, channel]
+    rows = np.broadcast_arrays(draws.gain, draws.bias, augmenter.sigma, augmenter.low, augmenter.high)
+    table = np.stack(rows, axis=1)  # [batch, 5, channel]
     words = draws.keys.astype(np.uint64)
     num_noisy = min(augmenter.num_noisy, steps)
     out = torch.empty(len(windows), steps, augmenter.num_channels, *augmenter.shape)
@@ -168,11 +166,7 @@ def _pair(radius: np.uint32, angle: np.uint32) -> tuple[np.float32, np.float32]:
     x = _f(_i(_u(angle - _u(quadrant << _u(30))))) * _f(2 * np.pi * 2.0**-32)  # from -pi/4 to pi/4
     y = x * x
     sine = ((_f(-1.9515295891e-4) * y + _f(8.3321608736e-3)) * y - _f(1.6666654611e-1)) * y * x + x
-    cosine = (
-        ((_f(2.443315711809948e-5) * y - _f(1.388731625493765e-3)) * y + _f(4.166664568298827e-2)) * y * y
-        - _f(0.5) * y
-        + _f(1)
-    )
+    cosine = ((_f(2.4433157e-5) * y - _f(1.3887316e-3)) * y + _f(4.1666646e-2)) * y * y - _f(0.5) * y + _f(1)
     odd = _u(quadrant & _u(1)) != _u(0)
     first, second = (sine, cosine) if odd else (cosine, sine)
     first = -first if quadrant == _u(1) or quadrant == _u(2) else first

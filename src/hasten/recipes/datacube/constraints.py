@@ -111,21 +111,17 @@ class Constraints(nn.Module):
     ) -> None:
         super().__init__()
         self.scales, self.columns = scales or Scales(), grid.shape[1]
-        given = [
-            _Field(channel, quantities.quantity_of(channel), quantities.standard_pressure(channel)) for channel in channels
-        ]
+        given = [_Field(one, quantities.quantity_of(one), quantities.standard_pressure(one)) for one in channels]
         self.groups: dict[str, list[_Field]] = {}
         for field in given:
             self.groups.setdefault(field.group, []).append(field)
             if field.quantity != self.groups[field.group][0].quantity:
                 raise JobError(f"all channels of a quantity must have the same units, unlike {field.channel.variable!r}.")
         fields = [field for group in self.groups.values() for field in group]  # each group is one slice
-        self.order = (
-            None if fields == given else sorted(range(len(given)), key=lambda at: list(self.groups).index(given[at].group))
-        )
+        self.order = None if fields == given else [given.index(field) for field in fields]
         energy, quadratic = _energy(fields)
-        pressures = self.groups.get("pressure") or self.groups.get("pressure@levels", [])
-        ground = max(pressures, key=lambda field: field.pressure, default=None)
+        surface = [field for field in self.groups.get("pressure", []) if field.channel.level is None]
+        ground = max(surface or self.groups.get("pressure@levels", []), key=lambda field: field.pressure, default=None)
         mass = [field.quantity.factor if field is ground else 0.0 for field in fields]
         self.balance, thickness, depth = self._layers()
         self.humid = [group for group in self.groups if group.split("@")[0] in HUMIDITY_BOUNDS]
@@ -134,12 +130,11 @@ class Constraints(nn.Module):
         reasons = {
             "energy": whole or ("" if any(energy) else "it needs temperature, or geopotential at two pressure levels"),
             "mass": whole or ("" if ground else "it needs the pressure at the surface or at heights"),
-            "hydrostatic": ""
-            if self.balance
-            else "it needs temperature, and geopotential at the same pressure levels or pressure at the same heights",
+            "hydrostatic": "" if self.balance else "it needs temperature, and geopotential at the same pressure levels or "
+            "pressure at the same heights",
             "humidity": "" if self.humid else "it needs specific or relative humidity",
             "spectral": "" if quantities.is_periodic(grid) else "the longitudes are not equally spaced around the globe",
-        }
+        }  # fmt: skip
         self.refused = {name: reason for name, reason in reasons.items() if reason}
         weights = {name: 1.0 for name in NAMES if name not in self.refused} if weights is None else weights
         for name, weight in weights.items():
@@ -241,14 +236,10 @@ class Constraints(nn.Module):
         """Return the group that gives the thickness of layers, their thickness in J/kg, and log of their pressure ratio."""
         levels = [level_of(field.channel) or ("", 0.0) for field in self.groups.get("temperature@levels", [])]
         for group, kind in (("geopotential@levels", "pressure"), ("pressure@levels", "height")):
-            others = self.groups.get(group, [])
-            if (
-                len(levels) > 1
-                and {level[0] for level in levels} == {kind}
-                and levels == [level_of(f.channel) for f in others]
-            ):
+            fields = self.groups.get(group, [])
+            if len(levels) > 1 and levels == [level_of(field.channel) for field in fields] and levels[0][0] == kind:
                 heights = [level[1] for level in levels]
-                return group, -GRAVITY * np.diff(heights), np.diff(np.log([field.pressure for field in others]))
+                return group, -GRAVITY * np.diff(heights), np.diff(np.log([field.pressure for field in fields]))
         return "", [], []
 
 

@@ -114,7 +114,7 @@ def _si(name: str, units: str, variable: str) -> tuple[float, float]:
         said = f"has the units {units!r}" if units else "has no units"
         raise DataError(
             f"the variable {variable!r} ({name.replace('_', ' ')}) {said}, which cannot be converted. "
-            f"Known: {', '.join(known)}. Correct the attribute `units` of the file."
+            f"Known: {', '.join(known)}. Correct its attribute `units`, or `standard_name` if it is another quantity."
         )
     return known[_plain(units)]
 
@@ -129,13 +129,11 @@ def _plain(units: str) -> str:
 def cell_areas(grid: Grid) -> Floats:
     """Return the fraction of the grid's area that each latitude covers `[latitude]`; cells meet halfway between points."""
     latitude = np.asarray(grid.latitude)
+    if len(latitude) == 1:
+        return np.ones(1)
     middle = (latitude[1:] + latitude[:-1]) / 2
-    ends = (
-        (2 * latitude[:1] - middle[:1], 2 * latitude[-1:] - middle[-1:])
-        if len(latitude) > 1
-        else (latitude - 1, latitude + 1)
-    )
-    areas = np.abs(np.diff(np.sin(np.deg2rad(np.clip(np.concatenate([ends[0], middle, ends[1]]), -90, 90)))))
+    edges = np.concatenate([2 * latitude[:1] - middle[:1], middle, 2 * latitude[-1:] - middle[-1:]])
+    areas = np.abs(np.diff(np.sin(np.deg2rad(edges.clip(-90, 90)))))
     return np.asarray(areas / areas.sum())
 
 
