@@ -24,6 +24,8 @@ Words = npt.NDArray[Any]
 
 _f, _u, _i, _w = np.float32, np.uint32, np.int32, np.uint64
 _M0, _M1, _K0, _K1 = (_w(word) for word in (*MULTIPLIERS, *KEY_STEPS))
+CHUNK = 512
+"""Blocks of four numbers that are made at a time."""
 _LOW, _HALF, _ZERO = _w(0xFFFFFFFF), _w(32), _w(0)
 
 
@@ -79,26 +81,30 @@ def _augment(  # noqa: PLR0917  a kernel is called by position
 ) -> None:  # fmt: skip
     """Augment one window; `table` has factor, offset, noise, lowest and highest value of each channel."""
     steps, channels, rows, columns = out.shape
-    count, reach = -(-rows * columns // 4), taps.shape[1] // 2
-    words, noise, none = np.empty((4, count), np.uint32), np.empty(4 * count, np.float32), np.empty(0, np.float32)
+    reach, words = taps.shape[1] // 2, np.empty((4, CHUNK), np.uint32)
     for channel in range(channels):
         gain, bias, sigma, low, high = table[:, channel]
         for step in range(steps):
-            noisy = sigma > 0 and step < num_noisy
-            if noisy:
-                _normals(key[0], key[1], _w(step * channels + channel), words, noise)
             add = False
             for place in range(2 * reach + 1):
                 if taps[step, place] != _f(0):
-                    other = window[step + place - reach, channel]
-                    _move(other, out[step, channel], roll, flip, taps[step, place] * gain, add)
+                    other, weight = window[step + place - reach, channel], taps[step, place] * gain
+                    _move(other, out[step, channel], roll, flip, weight, bias, add)
                     add = True
-            _finish(out[step, channel].reshape(rows * columns), noise if noisy else none, bias, sigma, low, high)
+            field = out[step, channel].reshape(rows * columns)
+            if sigma > 0 and step < num_noisy:
+                _add_noise(field, sigma, key[0], key[1], _w(step * channels + channel), words)
+            if low > -np.inf:
+                for j in range(field.size):
+                    value = low if field[j] < low else field[j]  # noqa: FURB136  keeps a NaN
+                    field[j] = high if value > high else value  # noqa: FURB136
 
 
 @kernel
-def _move(field: Floats, out: Floats, roll: int, flip: bool, weight: float, add: bool) -> None:  # noqa: FBT001, PLR0917
-    """Write or add a field, rolled to the east and flipped, to another."""
+def _move(  # noqa: PLR0917  a kernel is called by position
+    field: Floats, out: Floats, roll: int, flip: bool, weight: float, bias: float, add: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Write a weighted field, rolled to the east and flipped, to another with an offset, or add it without."""
     rows, columns = field.shape
     for row in range(rows):
         source = rows - 1 - row if flip else row
@@ -109,45 +115,37 @@ def _move(field: Floats, out: Floats, roll: int, flip: bool, weight: float, add:
                 out[row, j + roll] += weight * field[source, j]
         else:
             for j in range(roll):
-                out[row, j] = weight * field[source, j + columns - roll]
+                out[row, j] = weight * field[source, j + columns - roll] + bias
             for j in range(columns - roll):
-                out[row, j + roll] = weight * field[source, j]
+                out[row, j + roll] = weight * field[source, j] + bias
 
 
 @kernel
-def _finish(  # noqa: PLR0917  a kernel is called by position
-    field: Floats, noise: Floats, bias: float, sigma: float, low: float, high: float
+def _add_noise(  # noqa: PLR0917
+    field: Floats, sigma: float, key0: np.uint64, key1: np.uint64, number: np.uint64, words: Words
 ) -> None:
-    """Add an offset, and noise unless it is empty, and clamp the values; a NaN stays one."""
-    if noise.size:
-        for j in range(field.size):
-            field[j] += bias + sigma * noise[j]
-    elif bias != _f(0):
-        for j in range(field.size):
-            field[j] += bias
-    if low > -np.inf:
-        for j in range(field.size):
-            value = low if field[j] < low else field[j]  # noqa: FURB136  keeps a NaN
-            field[j] = high if value > high else value  # noqa: FURB136
-
-
-@kernel
-def _normals(key0: np.uint64, key1: np.uint64, field: np.uint64, words: Words, noise: Floats) -> None:
-    """Fill `noise` with normally distributed numbers; see `hasten.recipes.datacube.augment.normals`."""
-    count = words.shape[1]
-    for j in range(count):
-        a, b, c, d, k0, k1 = _w(j), field, _ZERO, _ZERO, key0, key1
-        for _ in range(ROUNDS):  # only the low halves of a, b, c and d count
-            first, second = _M0 * (a & _LOW), _M1 * (c & _LOW)
-            a, b = (second >> _HALF) ^ b ^ k0, second
-            c, d = (first >> _HALF) ^ d ^ k1, first
-            k0, k1 = k0 + _K0, k1 + _K1
-        words[0, j], words[1, j], words[2, j], words[3, j] = _u(a), _u(b), _u(c), _u(d)
-    for half in range(2):
-        radius, angle = words[2 * half], words[2 * half + 1]
-        cosines, sines = noise[2 * half * count : (2 * half + 1) * count], noise[(2 * half + 1) * count :]
-        for j in range(count):
-            cosines[j], sines[j] = _pair(radius[j], angle[j])
+    """Add normally distributed noise to a field; see `hasten.recipes.datacube.augment.normals`."""
+    count = -(-field.size // 4)
+    for start in range(0, count, CHUNK):  # the words stay in the first cache
+        length = min(CHUNK, count - start)
+        for j in range(length):
+            a, b, c, d, k0, k1 = _w(start + j), number, _ZERO, _ZERO, key0, key1
+            for _ in range(ROUNDS):  # only the low halves of a, b, c and d count
+                first, second = _M0 * (a & _LOW), _M1 * (c & _LOW)
+                a, b = (second >> _HALF) ^ b ^ k0, second
+                c, d = (first >> _HALF) ^ d ^ k1, first
+                k0, k1 = k0 + _K0, k1 + _K1
+            words[0, j], words[1, j], words[2, j], words[3, j] = _u(a), _u(b), _u(c), _u(d)
+        for half in range(2):
+            radius, angle = words[2 * half], words[2 * half + 1]
+            cosines, sines = field[2 * half * count + start :], field[(2 * half + 1) * count + start :]
+            both = min(length, sines.size)
+            for j in range(both):
+                cosine, sine = _pair(radius[j], angle[j])
+                cosines[j] += sigma * cosine
+                sines[j] += sigma * sine
+            for j in range(both, min(length, cosines.size)):  # the number of cells may be no multiple of 4
+                cosines[j] += sigma * _pair(radius[j], angle[j])[0]
 
 
 @kernel
