@@ -286,10 +286,18 @@ def test_grids_and_statistics_that_do_not_allow_a_setting_are_named() -> None:
         Augmenter(Augmentation(scale_frac=0.1), CHANNELS, GRID)
     with pytest.raises(JobError, match="standard deviation"):
         Augmenter(Augmentation(temperature_noise=0.1, noise_units="normalised"), CHANNELS, GRID)
-    with pytest.raises(JobError, match=r"must be \[more than 2, 5, 6, 9\].*not \[2, 5, 6, 9\]"):
-        made(shift_steps=2)(windows(steps=2), keys(4))
-    with pytest.raises(JobError, match=r"not \[6, 4, 6, 9\]"):
-        augment(made(), windows()[:, :, :4], keys(4))
+
+
+@pytest.mark.parametrize("way", [lambda augmenter, *given: augmenter(*given), augment])
+def test_wrong_windows_are_named(way: Any) -> None:
+    with pytest.raises(JobError, match=r"\[3 or more, 5, 6, 9\].*not torch.float32 \[2, 5, 6, 9\]"):
+        way(made(shift_steps=2), windows(steps=2), keys(4))
+    with pytest.raises(JobError, match=r"not torch.float32 \[6, 4, 6, 9\]"):
+        way(made(), windows()[:, :, :4], keys(4))
+    with pytest.raises(JobError, match=r"not torch.float64"):
+        way(made(), windows().double(), keys(4))
+    with pytest.raises(JobError, match="4 windows and 3 keys"):
+        way(made(), windows(), keys(3))
 
 
 @pytest.mark.parametrize(("units", "message"), [("", "has no units"), ("furlong", "has the units 'furlong'")])

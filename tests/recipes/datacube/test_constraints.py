@@ -236,6 +236,14 @@ def test_wrong_weights_are_named(weights: dict[str, float], message: str) -> Non
         Constraints(on_levels("t", ["K"]), GRID, weights=weights)
 
 
+def test_fields_of_another_shape_are_named() -> None:
+    constraints = Constraints(CHANNELS, GRID)
+    with pytest.raises(JobError, match=r"\[batch, lead, 15, 12, 16\].*not \[1, 1, 14, 12, 16\] and \[1, 15, 12, 16\]"):
+        constraints(steps(0)[:, :, :14], steps(0)[:, 0])
+    with pytest.raises(JobError, match=r"and \[2, 15, 12, 16\]"):
+        constraints(steps(0), steps(0, 2)[0])
+
+
 def test_a_region_allows_only_local_constraints() -> None:
     part = Grid((60.0, 50.0, 40.0), (0.0, 10.0, 20.0, 30.0))
     constraints = Constraints(CHANNELS, part)
@@ -306,7 +314,7 @@ def test_areas_and_kinds_of_grids() -> None:
 
 def test_reanalysis_agrees_with_the_laws() -> None:
     if not CLIMATE.exists():
-        pytest.skip("no shared/data/climate beside the checkout")
+        pytest.skip("the folder shared/data is not next to this checkout")
     cube = open_cube([CLIMATE / "eraint_uvz.nc"])
     axes: dict[str, Any] = {axis.role: axis.values.tolist() for axis in cube.variables["z"].axes}
     grid, channels = Grid(tuple(axes["latitude"]), tuple(axes["longitude"])), channels_of(cube)

@@ -85,17 +85,13 @@ class Augmentation:
             elif value is not None and not 0 <= value <= _LIMITS.get(name, math.inf):
                 raise JobError(f"{name} must be from 0 to {_LIMITS.get(name, 'infinity')}, not {value!r}.")
 
-    @property
-    def noise(self) -> dict[str, float]:
-        """The strength of the noise of each quantity."""
-        return {
-            "temperature": self.temperature_noise,
-            "pressure": self.pressure_noise,
-            "specific_humidity": self.humidity_noise,
-            "relative_humidity": self.relative_humidity_noise,
-        }
 
-
+_NOISE_OF = {
+    "temperature": "temperature_noise",
+    "pressure": "pressure_noise",
+    "specific_humidity": "humidity_noise",
+    "relative_humidity": "relative_humidity_noise",
+}
 _LIMITS = {"flip_frac": 1.0, "rotate_degrees": 180.0, "scale_frac": 0.9, "shift_steps": 1e6, "smooth_steps": 1e3}
 
 
@@ -157,7 +153,8 @@ class Augmenter:
             raise JobError("noise_units='normalised' needs the standard deviation of each channel.")
         self.settings, self.shape, self.num_channels = settings, grid.shape, len(channels)
         quantities = [quantity_of(channel) for channel in channels]
-        missing = [name for name, value in settings.noise.items() if value and name not in {q.name for q in quantities}]
+        noise = {name: float(getattr(settings, setting)) for name, setting in _NOISE_OF.items()}
+        missing = [name for name, value in noise.items() if value and name not in {q.name for q in quantities}]
         if missing:
             raise JobError(f"the noise of {', '.join(missing)} needs such a channel; there is none. Set it to 0.")
         per_unit = [1 / q.factor for q in quantities] if settings.noise_units == "physical" else list(std or ())
@@ -165,12 +162,13 @@ class Augmenter:
         table = [
             [-1.0 if q.is_mirrored else 1.0 for q in quantities],
             [0.0] * len(quantities) if mean is None else list(mean),
-            [settings.noise.get(q.name, 0.0) * unit for q, unit in zip(quantities, per_unit, strict=True)],
+            [noise.get(q.name, 0.0) * unit for q, unit in zip(quantities, per_unit, strict=True)],
             [(low - q.offset) / q.factor for (low, _), q in zip(bounds, quantities, strict=True)],
             [(high - q.offset) / q.factor for (_, high), q in zip(bounds, quantities, strict=True)],
         ]
         self.mirror, self.mean, self.sigma, self.low, self.high = np.array(table, np.float32)
         self.reach = math.ceil(3 * settings.smooth_steps)
+        self.num_noisy = math.inf if settings.noise_steps is None else settings.noise_steps
 
     def draw(self, keys: Sequence[int] | torch.Tensor, num_steps: int) -> Draws:
         """Draw the parameters of samples.
@@ -211,7 +209,7 @@ class Augmenter:
         Returns:
             float32 `[batch, time, channel, latitude, longitude]`. Missing values stay missing, and smoothing spreads them.
         """
-        steps = self.check(tuple(fields.shape[1:]))
+        steps = self.check(fields, keys)
         draws = self.draw(keys, steps)
         samples = []
         for sample, shift, roll, flip in zip(fields, draws.shift, draws.roll, draws.flip, strict=True):
@@ -226,30 +224,30 @@ class Augmenter:
             out = _smoothed(out, there(draws.taps))
         out.mul_(there(draws.gain)[:, None, :, None, None]).add_(there(draws.bias)[:, None, :, None, None])
         noisy = np.flatnonzero(self.sigma)
-        for step in range(min(self.num_noisy, steps) if len(noisy) else 0):
+        for step in range(int(min(self.num_noisy, steps)) if len(noisy) else 0):
             noise = normals(there(draws.keys), there(step * self.num_channels + noisy), self.shape)
             out[:, step].index_add_(1, there(noisy), noise.mul_(there(self.sigma[noisy, None, None])))
         for channel in np.flatnonzero(np.isfinite(self.low)):
             out[:, :, channel].clamp_(float(self.low[channel]), float(self.high[channel]))
         return out
 
-    @property
-    def num_noisy(self) -> int:
-        """Leading time steps with noise."""
-        steps = self.settings.noise_steps
-        return 1 << 30 if steps is None else steps
-
-    def check(self, shape: tuple[int, ...]) -> int:
-        """Return how many time steps of a window `[time, channel, latitude, longitude]` remain.
+    def check(self, windows: Sequence[torch.Tensor] | torch.Tensor, keys: Sequence[int] | torch.Tensor) -> int:
+        """Return how many time steps of the windows remain.
 
         Raises:
-            JobError: It is not a window of these channels on this grid, or it is too short.
+            JobError: They are not float32 windows of these channels on this grid, one for each key, or they are too short.
         """
-        steps = shape[0] - self.settings.shift_steps
-        if shape[1:] != (self.num_channels, *self.shape) or steps < 1:
-            wanted = f"[more than {self.settings.shift_steps}, {self.num_channels}, {self.shape[0]}, {self.shape[1]}]"
-            raise JobError(f"a window must be {wanted} (time, channel, latitude, longitude), not {list(shape)}.")
-        return steps
+        least, where = self.settings.shift_steps + 1, (self.num_channels, *self.shape)
+        shape = tuple(windows[0].shape)
+        for window in windows:
+            if window.shape != shape or shape[1:] != where or shape[0] < least or window.dtype != torch.float32:
+                raise JobError(
+                    f"windows must be float32 [{least} or more, {', '.join(map(str, where))}] (time, channel, latitude, "
+                    f"longitude), all of the same length; not {window.dtype} {list(window.shape)}."
+                )
+        if len(keys) != len(windows):
+            raise JobError(f"each window needs one key; there are {len(windows)} windows and {len(keys)} keys.")
+        return shape[0] - self.settings.shift_steps
 
 
 def key(seed: int, epoch: int, index: int) -> int:
@@ -269,14 +267,9 @@ def _smoothed(fields: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
 
 
 def philox(key0: Words, key1: Words, block: Words, field: Words | int, last: int) -> tuple[Words, Words, Words, Words]:
-    """Return four random words of 32 bits, in int64, for each key and counter. The shapes broadcast.
+    """Return four random words of 32 bits, in int64, for each pair of key words, and counter `(block, field, 0, last)`.
 
-    Args:
-        key0: First key word, a tensor or an array.
-        key1: Second key word.
-        block: First counter word.
-        field: Second counter word.
-        last: Fourth counter word; the third is 0.
+    The shapes broadcast. The words may be tensors or arrays.
     """
     zero = (key0 + block + field) * 0
     a, b, c, d = zero + block, zero + field, zero, zero + last

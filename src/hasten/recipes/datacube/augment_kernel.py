@@ -49,18 +49,17 @@ def augment(
         float32 `[batch, time, channel, latitude, longitude]`.
 
     Raises:
-        JobError: The windows have the wrong shape.
+        JobError: The windows have the wrong shape or type, or there is not one key for each.
     """
-    steps = augmenter.check(tuple(windows[0].shape))
+    steps = augmenter.check(windows, keys)
     draws = augmenter.draw(keys, steps)
     rows = np.broadcast_arrays(draws.gain, draws.bias, augmenter.sigma, augmenter.low, augmenter.high)
     table = np.stack(rows, axis=1)  # [batch, 5, channel]
     words = draws.keys.astype(np.uint64)
-    num_noisy = min(augmenter.num_noisy, steps)
+    num_noisy = int(min(augmenter.num_noisy, steps))
     out = torch.empty(len(windows), steps, augmenter.num_channels, *augmenter.shape)
 
     def run(number: int) -> None:
-        augmenter.check(tuple(windows[number].shape))
         shift, roll = draws.shift[number], draws.roll[number] % augmenter.shape[1]
         window = np.ascontiguousarray(windows[number].numpy()[shift : shift + steps])
         given = draws.taps[number], roll, draws.flip[number], table[number], num_noisy, words[number]

@@ -171,7 +171,16 @@ class Constraints(nn.Module):
 
         Returns:
             The weighted sum, and each constraint before weighting, without gradient.
+
+        Raises:
+            JobError: The fields have the wrong shape.
         """
+        field = (len(self.linear), len(self.root), self.columns)
+        if forecast.dim() != 5 or forecast.shape[2:] != field or last.shape != (len(forecast), *field):
+            raise JobError(
+                f"a forecast must be [batch, lead, {', '.join(map(str, field))}] and the last field the same without leads, "
+                f"not {list(forecast.shape)} and {list(last.shape)}."
+            )
         with torch.autocast(forecast.device.type, enabled=False):
             forecast, last = forecast.to(self.root.dtype), last.to(self.root.dtype)
             last = torch.where(last.isnan(), forecast[:, 0].detach(), last)
