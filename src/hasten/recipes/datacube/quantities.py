@@ -17,28 +17,16 @@ Floats = npt.NDArray[np.float64]
 HUMIDITY_BOUNDS = {"specific_humidity": (0.0, 0.05), "relative_humidity": (0.0, 1.2)}
 """Lowest and highest values accepted, in kg/kg and as a fraction of saturation (ice clouds are supersaturated)."""
 
-_STANDARD_NAMES = {
-    "air_temperature": "temperature",
-    "air_pressure": "pressure",
-    "surface_air_pressure": "pressure",
-    "air_pressure_at_mean_sea_level": "pressure",
-    "specific_humidity": "specific_humidity",
-    "relative_humidity": "relative_humidity",
-    "eastward_wind": "eastward_wind",
-    "northward_wind": "northward_wind",
-    "geopotential": "geopotential",
-    "geopotential_height": "geopotential",
+_SPELLED = {  # CF standard names, then the usual short names of variables
+    "temperature": "air_temperature t ta tas t2m 2t temp temperature",
+    "pressure": "air_pressure surface_air_pressure air_pressure_at_mean_sea_level p sp ps msl psl pressure",
+    "specific_humidity": "specific_humidity q hus huss shum humidity",
+    "relative_humidity": "relative_humidity r rh hur hurs",
+    "eastward_wind": "eastward_wind u ua uas u10 10u",
+    "northward_wind": "northward_wind v va vas v10 10v",
+    "geopotential": "geopotential geopotential_height z zg phi gh",
 }
-_SHORT_NAMES = {
-    "temperature": "t ta tas t2m 2t temp temperature",
-    "pressure": "p sp ps msl psl pressure",
-    "specific_humidity": "q hus huss shum humidity",
-    "relative_humidity": "r rh hur hurs",
-    "eastward_wind": "u ua uas u10 10u",
-    "northward_wind": "v va vas v10 10v",
-    "geopotential": "z zg phi gh geopotential",
-}
-_NAMES = _STANDARD_NAMES | {short: quantity for quantity, names in _SHORT_NAMES.items() for short in names.split()}
+_NAMES = {name: quantity for quantity, names in _SPELLED.items() for name in names.split()}
 _UNITS = {  # quantity: {units: (factor, offset)}, SI = factor * value + offset
     "temperature": {"k": (1.0, 0.0), "degc": (1.0, 273.15)},
     "pressure": {"pa": (1.0, 0.0), "hpa": (100.0, 0.0)},
