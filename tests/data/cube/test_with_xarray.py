@@ -1,4 +1,4 @@
-"""Zarr, GRIB and NetCDF-3 with 64-bit sizes: the values are those of xarray, and damage is told with file and variable."""
+"""Zarr, GRIB and NetCDF-3 with 64-bit sizes: the values are those of xarray, and errors name file and variable."""
 
 from __future__ import annotations
 
