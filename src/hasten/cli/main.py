@@ -30,6 +30,7 @@ class Hasten(LazyGroup):
         "compare": ("hasten.cli.compare:compare", "Compare two plans in paired, interleaved, fresh processes."),
         "check": ("hasten.cli.check:check", "Compare the speed of two commits, with a verdict and an exit status."),
         "batch": ("hasten.cli.batch:batch", "Find how many samples to compute at once."),
+        "size": ("hasten.cli.size:size", "Say what a model takes to train before it exists: memory, operations, time."),
         "doctor": ("hasten.cli.doctor:doctor", "Report this machine's capabilities, and any problems with fixes."),
         "explain": ("hasten.cli.explain:explain", "Show everything known about one technique."),
         "schema": ("hasten.cli.schema:schema", "Print the JSON schema of a plan or of an evidence file."),

@@ -1,0 +1,1 @@
+"""Parameters, memory and floating-point operations of a training before it exists."""
