@@ -102,6 +102,7 @@ VERBS: dict[str, set[str]] = {
         "--size",
         "--encoding",
         "--delimiter",
+        "--grid",
         "--append",
         "--replace",
         "--processes",

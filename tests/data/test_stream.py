@@ -455,7 +455,7 @@ def test_a_state_of_another_stream_is_refused() -> None:
         ({"batch_size": 1, "columns": ["id"], "strings": ["text"]}, "strings contains 'text'"),
         ({"batch_size": 1, "bucket_by": "nothing"}, "has no column 'nothing'"),
         ({"batch_size": 1, "length": 4}, "windows need exactly one column"),
-        ({"batch_size": 1, "length": 4, "columns": ["text"]}, "windows need a raw column of single numbers"),
+        ({"batch_size": 1, "length": 4, "columns": ["text"]}, "windows need a raw column, whose rows all have one shape"),
         ({"batch_size": 1, "stride": 4}, "stride applies to windows"),
     ],
 )

@@ -50,6 +50,9 @@ def convert(
         str, typer.Option(help="Encoding of CSV or JSON, such as cp1252. UTF-8 and UTF-16 are detected.")
     ] = "",
     delimiter: Annotated[str, typer.Option(help="Delimiter of CSV files, or `tab`. Default: detected.")] = "",
+    grid: Annotated[
+        str | None, typer.Option(help="Regrid fields of NetCDF, Zarr or GRIB to equal cells: ROWSxCOLUMNS, such as 64x64.")
+    ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add the rows to the existing store.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the rows of the existing store.")] = False,
     processes: Annotated[
@@ -101,6 +104,7 @@ def convert(
             size=_size(size),
             encoding=encoding,
             delimiter="\t" if delimiter == "tab" else delimiter,
+            grid=_pair(grid, "--grid", "ROWSxCOLUMNS, such as 64x64"),
             tokenizing=tokenizing,
             mode="append" if append else "replace" if replace else "create",
             processes=processes,
@@ -248,9 +252,14 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 def _size(text: str | None) -> tuple[int, int] | None:
     """Return height and width from `WIDTHxHEIGHT`."""
+    pair = _pair(text, "--size", "WIDTHxHEIGHT, such as 320x240")
+    return None if pair is None else (pair[1], pair[0])
+
+
+def _pair(text: str | None, option: str, form: str) -> tuple[int, int] | None:
     if text is None:
         return None
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
     if found is None:
-        raise HastenError(f"--size {text!r} is not a size: write WIDTHxHEIGHT, such as 320x240.")
-    return int(found[2]), int(found[1])
+        raise HastenError(f"{option} {text!r} is not a size: write {form}.")
+    return int(found[1]), int(found[2])

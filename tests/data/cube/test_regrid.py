@@ -73,7 +73,7 @@ def test_conservative_is_the_mean_over_the_area() -> None:
 )  # fmt: skip
 def test_constants_stay_and_means_are_kept(rows: int, columns: int, to_rows: int, to_columns: int, method: str) -> None:
     source, target = Grid.regular(rows, columns), Grid.regular(to_rows, to_columns)
-    regrid = regridder(source, target, method)  # type: ignore[arg-type]
+    regrid = regridder(source, target, method)
     np.testing.assert_allclose(regrid(torch.full(source.shape, 3.0)).numpy(), 3.0, rtol=1e-5)
     if method == "conservative":
         field = torch.randn(source.shape, generator=torch.Generator().manual_seed(rows))
@@ -91,7 +91,7 @@ def _areas(grid: Grid) -> NDArray[np.float64]:
 def test_longitudes_may_start_anywhere_and_latitudes_may_ascend(method: str) -> None:
     turned = Grid(LATITUDES[::-1], tuple((np.arange(72) * 5.0 - 180).tolist()))
     target = Grid.regular(20, 30)
-    one, other = (regridder(grid, target, method)(smooth(grid)) for grid in (GLOBE, turned))  # type: ignore[arg-type]
+    one, other = (regridder(grid, target, method)(smooth(grid)) for grid in (GLOBE, turned))
     np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5)
     np.testing.assert_allclose(one.numpy(), smooth(target).numpy(), atol=0.02)
 

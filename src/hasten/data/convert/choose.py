@@ -53,7 +53,7 @@ def reader_for(path: Path) -> type[Reader]:
         raise DataError(f"{path} is neither a file nor a folder: copy its content to a file first.")
     claims = [kind for kind in all_readers().values() if kind.claims(path)]
     if path.is_dir() and len(claims) > 1:  # an index file takes precedence over the suffixes of other files
-        claims = [kind for kind in claims if kind.name in {"huggingface", "litdata", "mds"}] or claims
+        claims = [kind for kind in claims if kind.name in {"huggingface", "litdata", "mds", "zarr"}] or claims
     if len(claims) == 1:
         return claims[0]
     if not claims:

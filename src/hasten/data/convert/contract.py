@@ -93,6 +93,7 @@ class Choices:
         size: Height and width that decoded images are resized to; required if their sizes differ.
         encoding: Encoding of CSV and JSON files; empty detects it.
         delimiter: Delimiter of CSV files; empty detects it.
+        grid: Rows and columns that fields are regridded to; None keeps their grid.
     """
 
     columns: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ class Choices:
     size: tuple[int, int] | None = None
     encoding: str = ""
     delimiter: str = ""
+    grid: tuple[int, int] | None = None
 
     @property
     def arrow_schema(self) -> pa.Schema | None:
@@ -151,6 +153,11 @@ class Reader(ABC):
     def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
         """Describe what the reader decided about the source, for the user."""
         return []
+
+    @classmethod
+    def facts(cls, units: Sequence[Unit], choices: Choices) -> dict[str, Any]:
+        """Return text and numbers about the rows that a reader of the store needs, such as the names of channels."""
+        return {}
 
     @classmethod
     @abstractmethod

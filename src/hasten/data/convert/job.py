@@ -98,6 +98,7 @@ def convert(
     size: tuple[int, int] | None = None,
     encoding: str = "",
     delimiter: str = "",
+    grid: tuple[int, int] | None = None,
     tokenizing: Tokenizing | None = None,
     mode: Mode = "create",
     processes: int | None = None,
@@ -120,6 +121,7 @@ def convert(
         size: Height and width that decoded images are resized to.
         encoding: Encoding of CSV and JSON files; empty detects UTF-8 and byte order marks.
         delimiter: Delimiter of CSV files; empty detects it.
+        grid: Rows and columns that fields are regridded to; None keeps their grid.
         tokenizing: Tokenization of the rows; None for none.
         mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
         processes: Number of worker processes; None uses the cores available to this process.
@@ -140,7 +142,7 @@ def convert(
     if have is not None and mode == "create" and not (store / WRITING).exists():
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
-    choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter)
+    choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter, grid=grid)
     try:
         units, choices, partitions, remarks = _planned(path, reader, choices, have if mode == "append" else None)
     except HastenError:
@@ -186,7 +188,7 @@ def convert(
                     f"{path} has rows of different types or shapes: convert them to separate stores, or set a size for "
                     f"images (--size 320x240)."
                 )
-            provenance = _provenance(path, reader, parts, quarantine, remarks)
+            provenance = {**_provenance(path, reader, parts, quarantine, remarks), **reader.facts(units, choices)}
             manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
         shutil.rmtree(folder)
     return Result(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -130,6 +131,10 @@ class Cube:
                 for time, *grid in part.stored.blocks(first, last):
                     yield part, (time, *grid), out[(slice(begin + time.start, begin + time.stop), *grid)]
             begin += part.stored.shape[0]
+
+    def files(self, name: str) -> list[tuple[Path, int, int]]:
+        """Return the files of a variable in the order of time: each with its number of times, and that of a chunk."""
+        return [(part.stored.path, part.stored.shape[0], part.stored.grain[0]) for part in self._parts[name]]
 
     def close(self) -> None:
         """Release everything. The cube cannot be read after it."""

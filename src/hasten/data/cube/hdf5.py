@@ -23,7 +23,7 @@ from hasten.data.cube.stored import Block, Mapped, Raw, Stored, plain
 _ROOT = ("DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME")
 """Attributes that link arrays to dimensions."""
 _ID = "_Netcdf4Dimid"
-"""Attribute of a coordinate: NetCDF's number of its dimension."""
+"""Attribute of a coordinate, and of some variables: NetCDF's number of its (first) dimension."""
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
 """Numbers of filters (HDF5 specification, IV.A.2.l)."""
 _MOST_DEFLATED = 1032
@@ -41,7 +41,7 @@ def read_hdf5(path: Path) -> dict[str, Stored]:
     try:
         with h5py.File(path, "r") as file:
             datasets = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
-            ids = {int(item.attrs[_ID]): name for name, item in datasets.items() if _ID in item.attrs}
+            ids = {int(item.attrs[_ID]): name for name, item in datasets.items() if _is_scale(item) and _ID in item.attrs}
             return {name: _array(path, name, dataset, ids) for name, dataset in datasets.items()}
     except HastenError:
         raise
@@ -135,12 +135,16 @@ def _chunked(dataset: Any, common: dict[str, Any], length: int) -> Stored:
     return Chunked(**common, grain=chunk, way=way, index=index, filters=filters, fill=fill)
 
 
+def _is_scale(dataset: Any) -> bool:
+    return bool(dataset.attrs.get("CLASS") == b"DIMENSION_SCALE")
+
+
 def _dims(dataset: Any, ids: dict[int, str]) -> tuple[str, ...]:
     """Return the names of the dimensions: by NetCDF's numbers of them, or by the scales that HDF5 links to.
 
     The numbers are preferred because HDF5 2.0 does not return from reading links whose heap is damaged.
     """
-    if dataset.ndim == 1 and dataset.attrs.get("CLASS") == b"DIMENSION_SCALE":
+    if dataset.ndim == 1 and _is_scale(dataset):
         return (str(dataset.name.rpartition("/")[2]),)
     numbers = np.atleast_1d(dataset.attrs.get("_Netcdf4Coordinates", ())).tolist()
     if len(numbers) == dataset.ndim and all(number in ids for number in numbers):

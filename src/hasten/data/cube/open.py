@@ -18,6 +18,8 @@ from hasten.data.cube.stored import Stored
 from hasten.data.cube.with_xarray import read_with_xarray
 
 _ORDER: tuple[Role, ...] = ("time", "level", "latitude", "longitude")
+ZARR = ("zarr.json", ".zgroup", ".zmetadata")
+"""Files of which a Zarr store has one."""
 _One = tuple[Variable, Part]
 
 
@@ -81,7 +83,7 @@ def _arrays(path: Path) -> dict[str, Stored]:
     if not path.exists():
         raise DataError(f"{path} does not exist.")
     if path.is_dir():
-        if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata")):
+        if any((path / name).exists() for name in ZARR):
             return read_with_xarray(path, "zarr")
         raise DataError(f"{path} is a folder, and not a Zarr store. Give the files in it: {path}/*.nc")
     with path.open("rb") as file:

@@ -254,10 +254,11 @@ def _between(source: _Axis, points: _Values) -> _Values:
 
 def _overlaps(source: _Axis, low: _Values, high: _Values, name: str) -> _Values:
     """Return the share of each target cell's covered area that each source cell has."""
-    area = (lambda edge: np.sin(np.deg2rad(edge))) if name == "latitude" else (lambda edge: edge)
     found = np.zeros((len(low), len(source.points)))
     for turn in {0.0, source.period, -source.period}:
         left = np.maximum(low[:, None], source.edges[None, :-1] + turn)
         right = np.minimum(high[:, None], source.edges[None, 1:] + turn)
-        found += np.where(right > left, area(right) - area(left), 0.0)
-    return found / found.sum(1, keepdims=True)
+        area = right - left if name == "longitude" else np.sin(np.deg2rad(right)) - np.sin(np.deg2rad(left))
+        found += np.where(right > left, area, 0.0)
+    weights: _Values = found / found.sum(1, keepdims=True)
+    return weights

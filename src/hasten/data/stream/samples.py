@@ -114,11 +114,11 @@ class RowSamples(Samples):
 
 
 class WindowSamples(Samples):
-    """Use windows of consecutive rows of a raw column as samples, for example of a stream of tokens.
+    """Use windows of consecutive rows of a raw column as samples, for example of a stream of tokens, or of fields in time.
 
     Args:
         store: Store with the numbers.
-        column: Name of the raw column, whose rows are single numbers.
+        column: Name of the raw column.
         length: Length of a window.
         stride: Distance between the starts of two consecutive windows.
     """
@@ -127,17 +127,17 @@ class WindowSamples(Samples):
 
     def __init__(self, store: Store, column: str, length: int, stride: int) -> None:
         raw = store.manifest.raw_column(column)
-        if raw is None or raw.shape:
+        if raw is None:
             raise DataError(
-                f"windows need a raw column of single numbers, but {column!r} of {store.source.where} is not one; its "
-                f"columns are {', '.join(store.columns)}."
+                f"windows need a raw column, whose rows all have one shape, but {column!r} of {store.source.where} is not "
+                f"one; its columns are {', '.join(store.columns)}."
             )
         if length < 1 or stride < 1:
             raise DataError(f"length and stride of windows must be at least 1, not {length} and {stride}.")
         if len(store) < length:
-            raise DataError(f"{store.source.where} contains {len(store):,} numbers, fewer than one window of {length}.")
+            raise DataError(f"{store.source.where} contains {len(store):,} rows, fewer than one window of {length}.")
         self._store, self._column, self._length, self._stride = store, column, length, stride
-        self._dtype = raw.numpy
+        self._dtype, self._shape = raw.numpy, raw.shape
         count = (len(store) - length) // stride + 1
         self.counts = np.full(-(-count // self.BLOCK), self.BLOCK, dtype=np.int64)
         self.counts[-1] = count - (len(self.counts) - 1) * self.BLOCK
@@ -146,8 +146,8 @@ class WindowSamples(Samples):
         """Do nothing: shards are mapped once."""
 
     def take(self, opened: None, samples: Index, buffers: Buffers) -> Columns:
-        """Return windows by number, [windows, length]."""
-        out = buffers.empty((len(samples), self._length), self._dtype.newbyteorder("="))
+        """Return windows by number, [windows, length, *shape of a row]."""
+        out = buffers.empty((len(samples), self._length, *self._shape), self._dtype.newbyteorder("="))
         reader, firsts = self._store.reader, samples * self._stride
         shard = reader.shard_of(firsts, self._length)
         if shard is not None:  # always true for stores with one shard
@@ -175,7 +175,7 @@ class WindowSamples(Samples):
             out[:] = _windows(values, starts, length)
             return
         before = -begin % length  # numbers of a window that begins in the previous shard
-        table = values[before : before + (len(values) - before) // length * length].reshape(-1, length)
+        table = values[before : before + (len(values) - before) // length * length].reshape(-1, length, *self._shape)
         take_rows(table, starts // length, out)  # each start has the remainder `before`
 
     def _stitch(self, first: int, out: npt.NDArray[Any]) -> None:
@@ -193,5 +193,5 @@ class WindowSamples(Samples):
 
 
 def _windows(values: npt.NDArray[Any], starts: Index, length: int) -> npt.NDArray[Any]:
-    """Return copies of windows of `values`, [windows, length]."""
-    return np.lib.stride_tricks.sliding_window_view(values, length)[starts]
+    """Return copies of windows of `values`, [windows, length, *shape of a row]."""
+    return np.moveaxis(np.lib.stride_tricks.sliding_window_view(values, length, axis=0), -1, 1)[starts]
