@@ -115,9 +115,9 @@ def test_few_times_are_read_at_once_and_chunks_once(files: Path, monkeypatch: py
     reads: list[tuple[str, int, int]] = []
     read = fields.cube.read
 
-    def reading(name: str, start: int, stop: int) -> NDArray[np.float32]:
+    def reading(name: str, start: int, stop: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         reads.append((name, start, stop))
-        return read(name, start, stop)
+        return read(name, start, stop, out)
 
     monkeypatch.setattr(fields.cube, "read", reading)
     torch.testing.assert_close(fields.read(0, 24), right(files, (8, 12)), atol=1e-6, rtol=0)

@@ -94,6 +94,14 @@ class Packing:
 
     def decode(self, raw: NDArray[Any], out: NDArray[np.float32] | NDArray[np.float64]) -> None:
         """Write the decoded values into an array of the same shape. Missing ones become NaN."""
+        if self.dtype == out.dtype and self.scale is None and self.low is None and self.high is None:
+            if raw is not out:
+                np.copyto(out, raw)
+            for value in self.missing:
+                missing = out == value
+                if missing.any():
+                    out[missing] = np.nan
+            return
         contiguous = raw.flags.c_contiguous and out.flags.c_contiguous and out.dtype == np.float32
         if contiguous and self.dtype.kind in "iu" and self.dtype.itemsize <= 2 and raw.size >= _LOOKED_UP:
             codes = raw.view(f"u{self.dtype.itemsize}").reshape(-1)

@@ -56,7 +56,8 @@ class Part:
 
     def fill(self, block: Block, out: NDArray[np.float32]) -> None:
         """Read and decode a block."""
-        self.packing.decode(self.stored.load(block), out)
+        same = out.dtype == self.stored.dtype and out.flags.c_contiguous
+        self.packing.decode(self.stored.load_into(block, out) if same else self.stored.load(block), out)
 
 
 _CHUNKS_BYTES = 2**30

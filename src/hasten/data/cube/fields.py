@@ -9,6 +9,7 @@ chunks that one time needs if these are larger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -96,14 +97,22 @@ class Fields:
         """
         if out is None:
             out = torch.empty(stop - start, *self.shape)
+        steps = {variable.name: self._steps(variable.name, start, stop) for variable in self.variables}
+        sizes_of_reads = [
+            (last - first) * math.prod(variable.shape[1:])
+            for variable in self.variables
+            for first, last in steps[variable.name]
+        ]
+        buffer = np.empty(max(sizes_of_reads), np.float32)  # reused: the pages of new memory cost as much as reading
         channel = 0
         for variable in self.variables:
             name, (_, *sizes) = variable.name, variable.shape
             levels = sizes[0] if len(sizes) == 3 else 1
             target = out[:, channel : channel + levels]
             channel += levels
-            for first, last in self._steps(name, start, stop):
-                values = torch.from_numpy(self.cube.read(name, first, last)).view(last - first, levels, *sizes[-2:])
+            for first, last in steps[name]:
+                part = buffer[: (last - first) * math.prod(sizes)].reshape(last - first, *sizes)
+                values = torch.from_numpy(self.cube.read(name, first, last, part)).view(-1, levels, *sizes[-2:])
                 target[first - start : last - start] = values if self._regrid is None else self._regrid(values)
             if bool(target.isnan().all()):
                 raise DataError(
@@ -114,7 +123,7 @@ class Fields:
 
     def _steps(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
         """Divide times into those to read at once: ends of chunks, as far apart as `READ_BYTES` allow."""
-        time_bytes = 4 * int(np.prod(self.cube.variables[name].shape[1:]))
+        time_bytes = 4 * math.prod(self.cube.variables[name].shape[1:])
         edges, begin = [start], 0
         for _, times, chunk in self.cube.files(name):
             step = max(READ_BYTES // (time_bytes * chunk), 1) * chunk

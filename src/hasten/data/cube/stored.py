@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ class Stored(ABC):
             CorruptError: The bytes are missing, truncated or modified.
         """
 
+    def load_into(self, block: Block, out: Raw) -> Raw:
+        """Return the raw values of a block: `out`, which has their shape and type, if this saves a copy."""
+        return self.load(block)
+
     def blocks(self, start: int, stop: int) -> list[Block]:
         """Divide `start` to `stop` of the first axis, and all of the other axes, into blocks that end where grains end."""
         budget = self.block_bytes // self.dtype.itemsize // math.prod(self.grain)
@@ -92,17 +97,35 @@ class Mapped(Stored):
     strides: tuple[int, ...]
 
     def load(self, block: Block) -> Raw:
-        """Return a view of the file."""
-        shape = tuple(part.stop - part.start for part in block)
-        first = self.offset + sum(part.start * stride for part, stride in zip(block, self.strides, strict=True))
-        length = sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True)) + self.dtype.itemsize
-        skip = first % mmap.ALLOCATIONGRANULARITY
+        """Return the values of a block: read at once where they lie together, which is faster, and else mapped."""
+        first, length, shape = self._range(block)
+        if length == math.prod(shape) * self.dtype.itemsize:
+            return self.load_into(block, np.empty(shape, self.dtype))
         try:
+            skip = first % mmap.ALLOCATIONGRANULARITY
             with self.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), skip + length, access=mmap.ACCESS_READ, offset=first - skip)
         except (OSError, ValueError) as error:  # ValueError: the range is beyond the end of the file
             raise CorruptError(f"{self.where}: bytes {first:,} to {first + length:,} cannot be read: {error}.") from error
         return np.ndarray(shape, self.dtype, mapped, skip, self.strides)
+
+    def load_into(self, block: Block, out: Raw) -> Raw:
+        """Read values that lie together into `out`."""
+        first, length, _ = self._range(block)
+        if length != out.nbytes or not out.flags.c_contiguous:
+            return self.load(block)
+        with self.path.open("rb", buffering=0) as file:
+            read = os.preadv(file.fileno(), [out.reshape(-1).view(np.uint8).data], first)
+        if read != length:
+            raise CorruptError(f"{self.where}: bytes {first + read:,} to {first + length:,} are missing.")
+        return out
+
+    def _range(self, block: Block) -> tuple[int, int, tuple[int, ...]]:
+        """Return the first byte of a block, its bytes from first to last value, and its shape."""
+        shape = tuple(part.stop - part.start for part in block)
+        first = self.offset + sum(part.start * stride for part, stride in zip(block, self.strides, strict=True))
+        length = sum((size - 1) * stride for size, stride in zip(shape, self.strides, strict=True)) + self.dtype.itemsize
+        return first, length, shape
 
 
 def plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
