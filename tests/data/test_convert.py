@@ -200,10 +200,42 @@ def test_what_follows_an_array_is_not_lost_silently(tmp_path: Path) -> None:
         convert(tmp_path / "b.npz", tmp_path / "t", columns=["x"])
 
 
-def test_arrays_of_different_rows_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "X.npy", np.zeros((10, 4), np.float32))
-    np.save(tmp_path / "y.npy", np.arange(10))
-    with pytest.raises(DataError, match=r"X\.npy \(float32\[4\]\) and y\.npy \(int64\[\]\) have rows of different types"):
+def test_arrays_of_a_folder_with_equally_many_rows_are_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hasten.data.convert.readers.numpy._UNIT_BYTES", 100)
+    (tmp_path / "a").mkdir()
+    features = np.random.default_rng(0).random((1000, 4), np.float32)
+    np.save(tmp_path / "a/X.npy", features)
+    np.save(tmp_path / "a/y.npy", np.arange(1000))
+    made = convert(tmp_path / "a", tmp_path / "s", processes=1)
+    store = Store(tmp_path / "s")
+    assert made.remarks == ("read as columns of the same rows: X.npy, y.npy",)
+    assert len(store) == 1000
+    assert all(
+        np.array_equal(row["X"], features[row["y"]]) and row["y"] == n
+        for n, row in enumerate(store.__getitems__(range(1000)))
+    )
+    convert(tmp_path / "a", tmp_path / "t", processes=1, columns=["y"])
+    assert list(Store(tmp_path / "t")[3]) == ["y"]
+
+
+def test_arrays_of_one_shape_follow_each_other_which_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("images", "masks"):
+        np.save(tmp_path / f"in/{name}.npy", np.zeros((3, 4, 4), np.uint8))
+    made = convert(tmp_path / "in", tmp_path / "s", processes=1)
+    assert made.num_records == 6
+    assert made.remarks == (
+        "read one after another, as rows of one column, because their type and shape are equal: images.npy, masks.npy",
+    )
+
+
+@pytest.mark.parametrize("names", [("X", "y"), ("X", "a/y"), ("X", "y", "z")])
+def test_arrays_that_are_no_columns_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    (tmp_path / "a").mkdir()
+    arrays: dict[str, Any] = {"X": np.zeros((10, 4), np.float32), "y": np.arange(9), "a/y": np.arange(10), "z": np.arange(10)}
+    for name in names:
+        np.save(tmp_path / f"{name}.npy", arrays[name])
+    with pytest.raises(DataError, match=r"X\.npy \(float32\[10, 4\]\) .*have rows of different types"):
         convert(tmp_path, tmp_path / "s")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -34,24 +35,49 @@ class Numpy(Reader):
 
     @classmethod
     def units(cls, path: Path, choices: Choices) -> list[Unit]:
-        """Return units of some rows each. An `.npz` file is one unit, because it is read from its start."""
-        kinds: dict[tuple[Any, ...], Path] = {}
+        """Return units of some rows each. An `.npz` file is one unit, because it is read from its start.
+
+        Arrays of different types or shapes in one folder (`X.npy`, `y.npy`) become columns. They need equally many rows.
+        """
+        kinds: dict[Path, tuple[np.dtype[Any], tuple[int, ...]]] = {}
 
         def parts(file: Path) -> Iterator[Unit]:
             if file.suffix.lower() == ".npz":
                 yield Unit(path=str(file), num_bytes=file.stat().st_size)
                 return
             array = _mapped(file)
-            kinds.setdefault((array.dtype, array.shape[1:]), file)
-            if len(kinds) > 1:
-                names = " and ".join(f"{other.name} ({kind[0]}{list(kind[1])})" for kind, other in kinds.items())
-                raise DataError(f"{names} have rows of different types or shapes: save them as columns of one .npz file.")
-            rows = max(1, _UNIT_BYTES // max(1, array[:1].nbytes))
-            for start in range(0, len(array), rows):
-                num_bytes = array[start : start + rows].nbytes
-                yield Unit(path=str(file), start=start, end=min(start + rows, len(array)), num_bytes=num_bytes)
+            kinds[file] = (array.dtype, array.shape)
+            for start, end in _ranges(array[:1].nbytes, _UNIT_BYTES, len(array)):
+                yield Unit(path=str(file), start=start, end=end, num_bytes=array[start:end].nbytes)
 
-        return units_of(path, ENDINGS, parts)
+        units = units_of(path, ENDINGS, parts)
+        if not units or len({(dtype, shape[1:]) for dtype, shape in kinds.values()}) < 2:
+            return units
+        is_packed = any(unit.path.lower().endswith(".npz") for unit in units)
+        if is_packed or len({(shape[0], file.parent) for file, (_, shape) in kinds.items()}) > 1:
+            names = " and ".join(f"{file.name} ({dtype}{list(shape)})" for file, (dtype, shape) in kinds.items())
+            raise DataError(
+                f"{names} have rows of different types or shapes. To be columns, they must be in one folder without "
+                f".npz files, and have equally many rows. Otherwise convert them to separate stores."
+            )
+        files = tuple(file.name for file in kinds)
+        row_bytes = sum(dtype.itemsize * math.prod(shape[1:]) for dtype, shape in kinds.values())
+        first, (_, (num_rows, *_)) = next(iter(kinds.items()))
+        columns = [
+            Unit(path=str(first.parent), files=files, start=start, end=end, num_bytes=row_bytes * (end - start))
+            for start, end in _ranges(row_bytes, _UNIT_BYTES, num_rows)
+        ]
+        return [replace(columns[0], notes=units[0].notes), *columns[1:], *(unit for unit in units[1:] if unit.problem)]
+
+    @classmethod
+    def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
+        """Say whether several files are columns of the same rows, or rows of the same column."""
+        if units[0].files:
+            return [f"read as columns of the same rows: {', '.join(units[0].files)}"]
+        names = list(dict.fromkeys(Path(unit.path).name for unit in units if unit.path.lower().endswith(".npy")))
+        shown = f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+        told = f"read one after another, as rows of one column, because their type and shape are equal: {shown}"
+        return [told] if len(names) > 1 else []
 
     @classmethod
     def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
@@ -59,10 +85,21 @@ class Numpy(Reader):
         if unit.path.lower().endswith(".npz"):
             yield from _archive(unit.path, choices)
             return
-        array = _mapped(Path(unit.path))
-        rows = max(1, _PART_BYTES // max(1, array[:1].nbytes))
-        for start in range(unit.start, unit.end, rows):
-            yield {"data": np.ascontiguousarray(array[start : min(start + rows, unit.end)])}
+        files = {Path(name).stem: Path(unit.path) / name for name in unit.files} or {"data": Path(unit.path)}
+        wanted = [name for name in files if name in choices.columns or not (choices.columns and unit.files)]
+        if not wanted:
+            raise DataError(f"{unit.path} contains the arrays {', '.join(files)}, none of which was requested.")
+        arrays = {name: _mapped(files[name]) for name in wanted}
+        row_bytes = sum(array[:1].nbytes for array in arrays.values())
+        for start, end in _ranges(row_bytes, _PART_BYTES, unit.end, unit.start):
+            yield {name: np.ascontiguousarray(array[start:end]) for name, array in arrays.items()}
+
+
+def _ranges(row_bytes: int, most_bytes: int, end: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of at most some bytes."""
+    rows = max(1, most_bytes // max(1, row_bytes))
+    for begin in range(start, end, rows):
+        yield begin, min(begin + rows, end)
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:
