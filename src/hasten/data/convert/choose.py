@@ -56,6 +56,8 @@ def reader_for(path: Path) -> type[Reader]:
         claims = [kind for kind in claims if kind.name in {"huggingface", "litdata", "mds", "zarr"}] or claims
     if len(claims) == 1:
         return claims[0]
+    if not claims and path.suffix.lower() == ".zip":
+        raise DataError(f"{path} is a zip file: extract it (unzip FILE -d FOLDER), and convert the folder.")
     if not claims:
         known = "; ".join(f"{name}: {kind.words}" for name, kind in all_readers().items())
         raise DataError(f"no reader accepts {path}. The supported formats are: {known}.")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hasten.core.errors import DataError
+from hasten.data.convert.compressed import and_compressed
 from hasten.data.convert.contract import Choices
 from hasten.data.convert.encoding import encoding_of, utf8_chunks
 from hasten.data.convert.refusals import broken, no_records
@@ -114,7 +115,7 @@ def _sniffed(path: str, text: str, *, is_whole: bool) -> str:
             shares[delimiter] = counts.count(counts[0]) / len(counts)
     if not shares:  # one column
         _refuse_other(path, text.splitlines()[:_SNIFFED_ROWS])
-        return "\t" if path.lower().endswith(".tsv") else ","
+        return "\t" if path.lower().endswith(and_compressed([".tsv"])) else ","
     best = [delimiter for delimiter, share in shares.items() if share == max(shares.values())]
     if len(best) > 1:
         raise DataError(f"{path} can be split at {' or '.join(map(repr, best))}: choose one (--delimiter).")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Iterator
-from pathlib import Path
 
 from hasten.core.errors import BrokenFileError, DataError
+from hasten.data.convert.compressed import open_plain
 
 UTF_8 = "utf-8"
 HEAD_BYTES = 2**20
@@ -38,7 +38,7 @@ def encoding_of(path: str, chosen: str = "", *, is_checked: bool = True) -> str:
             return codecs.lookup(chosen).name
         except LookupError as error:
             raise DataError(f"unknown encoding {chosen!r}: use a name that Python knows, such as cp1252.") from error
-    with Path(path).open("rb") as file:
+    with open_plain(path) as file:
         head = file.read(HEAD_BYTES)
     for mark, name in _MARKS:
         if head.startswith(mark):
@@ -73,7 +73,7 @@ def utf8_chunks(path: str, encoding: str) -> Iterator[bytes]:
     Raises:
         DataError: The file cannot be decoded.
     """
-    with Path(path).open("rb") as file:
+    with open_plain(path) as file:
         if encoding == UTF_8:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)

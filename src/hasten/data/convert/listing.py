@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hasten.core.errors import DataError
+from hasten.data.convert.compressed import SUFFIXES
 
 SYSTEM = frozenset({
     "$recycle.bin", "__macosx", "desktop.ini", "ehthumbs.db", "lost+found", "system volume information", "thumbs.db",
@@ -84,6 +85,10 @@ def listed(path: Path, endings: Sequence[str]) -> Listing:
             found.files.append(file)
         else:
             others[file.suffix.lower()] += 1
+    plain = set(found.files)
+    copies = {file for file in found.files if file.suffix.lower() in SUFFIXES and file.with_suffix("") in plain}
+    found.files = [file for file in found.files if file not in copies]
+    found.skipped["skipped compressed copies of other files"] += len(copies)
     full = {folder for file in found.files for folder in file.parents}
     found.problems += [(folder, "a folder that contains no data") for folder in folders if folder not in full]
     found.files.sort()
@@ -92,8 +97,9 @@ def listed(path: Path, endings: Sequence[str]) -> Listing:
         named = f"with the ending {ending}" if ending else "without an ending"
         found.skipped[f"skipped files {named if number < _NAMED_ENDINGS else 'with other endings'}"] += count
     if not found.files and not found.problems:
-        told = "".join(f"; {words}: {count:,}" for words, count in found.skipped.items())
-        raise DataError(f"{path} contains no {', '.join(endings)} files: check that it is the right folder{told}.")
+        told = "".join(f"; {words}: {count:,}" for words, count in found.skipped.items() if count)
+        wanted = ", ".join(ending for ending in endings if not ending.endswith(SUFFIXES))
+        raise DataError(f"{path} contains no {wanted} files: check that it is the right folder{told}.")
     return found
 
 

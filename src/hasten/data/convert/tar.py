@@ -6,20 +6,16 @@ are text, and links are not followed.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
-import lzma
 import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from pathlib import Path
+from typing import IO
 
-import pyarrow as pa
-
+from hasten.data.convert.compressed import is_compressed, open_plain
 from hasten.data.convert.listing import is_hidden, is_utf8
 from hasten.data.convert.reasons import reason_of
 from hasten.data.convert.refusals import truncated
@@ -183,13 +179,10 @@ def opened(path: str) -> Iterator[Archive]:
     Raises:
         BrokenFileError: It is empty.
     """
-    with open(path, "rb") as file:  # noqa: PTH123  like the other openers
-        start = file.read(4)
-    if not start:
+    if not Path(path).stat().st_size:
         raise truncated(path)
-    opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
-    with (opener or open)(path, "rb") as file:
-        yield Archive(file, is_compressed=opener is not None)
+    with open_plain(path) as file:
+        yield Archive(file, is_compressed=is_compressed(path))
 
 
 def _split(entry: tarfile.TarInfo, notes: Counter[str]) -> tuple[str, str]:
@@ -235,39 +228,3 @@ def _warnings(samples: list[Sample]) -> dict[str, int]:
     if len(endings) < 4 * len(samples) or 2 * dotted < len(endings):
         return {}
     return {"WARNING: the key ends at the first dot of a name, which joins many files; rename them if it should not": dotted}
-
-
-class _Zstd(io.RawIOBase):
-    """Read a file compressed with Zstandard; going back means to begin again."""
-
-    def __init__(self, path: str, _mode: str) -> None:
-        self._path = path
-        self._begin()
-
-    def _begin(self) -> None:
-        self._stream, self._at = pa.input_stream(self._path, compression="zstd"), 0
-
-    def read(self, size: int = -1) -> bytes:
-        data: bytes = self._stream.read(size if size >= 0 else None)
-        self._at += len(data)
-        return data
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, origin: int = 0) -> int:
-        if origin != io.SEEK_SET:
-            raise io.UnsupportedOperation("only from the start")
-        if offset < self._at:
-            self._begin()
-        while self._at < offset and self.read(min(offset - self._at, 2**20)):
-            pass
-        return self._at
-
-
-_OPENERS: dict[bytes, Any] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zX": lzma.open,
-    b"\x28\xb5\x2f\xfd": _Zstd,
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from hasten.core.errors import DataError
+from hasten.data.convert.compressed import and_compressed, open_plain
 from hasten.data.convert.contract import Bad, Choices, Note, Reader, ReadPart, Unit, sampled, whole_files
 from hasten.data.convert.dialect import MAX_FIELD_BYTES, Dialect, check_rows, dialect_of
 from hasten.data.convert.encoding import UTF_8, is_valid, not_encoded
@@ -21,7 +23,7 @@ from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken, needed_types, no_such_column
 from hasten.data.convert.text_columns import converted, type_of_texts
 
-ENDINGS = (".csv", ".tsv")
+ENDINGS = and_compressed((".csv", ".tsv"))
 _ROWS = 20_000
 """Number of rows of a file that types are inferred from, and of a batch if Arrow cannot split the file."""
 _YEARS = range(1900, 2101)
@@ -34,7 +36,7 @@ class Csv(Reader):
     """Read comma- or tab-separated values with a header row."""
 
     name: ClassVar[str] = "csv"
-    words: ClassVar[str] = "comma- or tab-separated values with a header row (.csv, .tsv)"
+    words: ClassVar[str] = "comma- or tab-separated values with a header row (.csv, .tsv; also .gz, .bz2, .xz, .zst)"
     reads_partitions: ClassVar[bool] = True
 
     @classmethod
@@ -131,21 +133,24 @@ class _Row(NamedTuple):
 def _by_arrow(path: str, dialect: Dialect, columns: Sequence[str], handle: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
     """Yield the fields of some columns as bytes. Arrow cannot report rows that are not UTF-8."""
     try:
-        with pyarrow.csv.open_csv(
-            path,
-            pyarrow.csv.ReadOptions(
-                use_threads=False,
-                block_size=2 * MAX_FIELD_BYTES,
-                column_names=list(dialect.names),
-                skip_rows=dialect.blank_lines,
-                skip_rows_after_names=1,
-                encoding="utf8" if dialect.encoding == UTF_8 else dialect.encoding,
-            ),
-            pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=handle),
-            pyarrow.csv.ConvertOptions(
-                column_types=_binary(dialect.names), include_columns=list(columns), strings_can_be_null=False
-            ),
-        ) as stream:
+        with (
+            open_plain(path) as file,
+            pyarrow.csv.open_csv(
+                file,
+                pyarrow.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=2 * MAX_FIELD_BYTES,
+                    column_names=list(dialect.names),
+                    skip_rows=dialect.blank_lines,
+                    skip_rows_after_names=1,
+                    encoding="utf8" if dialect.encoding == UTF_8 else dialect.encoding,
+                ),
+                pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=handle),
+                pyarrow.csv.ConvertOptions(
+                    column_types=_binary(dialect.names), include_columns=list(columns), strings_can_be_null=False
+                ),
+            ) as stream,
+        ):
             yield from stream
     except UnicodeDecodeError as error:
         raise not_encoded(path, dialect.encoding, error) from error
@@ -160,7 +165,7 @@ def _by_python(
     places, width = [dialect.names.index(name) for name in columns], len(dialect.names)
     csv.field_size_limit(max(csv.field_size_limit(), MAX_FIELD_BYTES))
     encoding = "utf-8-sig" if dialect.encoding == UTF_8 else dialect.encoding
-    with Path(path).open(encoding=encoding, errors="surrogateescape", newline="") as file:
+    with io.TextIOWrapper(open_plain(path), encoding=encoding, errors="surrogateescape", newline="") as file:
         rows = filter(None, csv.reader(file, delimiter=dialect.delimiter))
         numbered = enumerate(islice(rows, 1, None), 2)
         try:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from hasten.core.errors import BrokenFileError
+from hasten.data.convert.compressed import and_compressed
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, whole_files
 from hasten.data.convert.encoding import encoding_of, utf8_chunks
 from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
@@ -18,7 +19,7 @@ from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken
 from hasten.data.convert.typing import read_records, records_of, types_of
 
-ENDINGS = (".json",)
+ENDINGS = and_compressed((".json",))
 _INFERRED_RECORDS = 2048
 """Number of records per file that types are inferred from."""
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|'
@@ -31,7 +32,7 @@ class JsonArray(Reader):
     """Read JSON files with one array of records each."""
 
     name: ClassVar[str] = "json"
-    words: ClassVar[str] = "JSON, one array of records per file (.json)"
+    words: ClassVar[str] = "JSON, one array of records per file (.json; also .gz, .bz2, .xz, .zst)"
     reads_partitions: ClassVar[bool] = True
 
     @classmethod

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from hasten.data.convert.compressed import and_compressed, is_compressed
 from hasten.data.convert.contract import Bad, Choices, Reader, Rows, Unit, sampled, units_of
 from hasten.data.convert.encoding import UTF_8, encoding_of, utf8_chunks
 from hasten.data.convert.json_text import MAX_RECORD_BYTES, parsed
@@ -21,7 +22,7 @@ from hasten.data.convert.listing import has_files
 from hasten.data.convert.refusals import broken, needed_types
 from hasten.data.convert.typing import read_records, records_of, types_of
 
-ENDINGS = (".jsonl", ".ndjson")
+ENDINGS = and_compressed((".jsonl", ".ndjson"))
 UNIT_BYTES = 32 * 2**20
 """Size of a unit in bytes."""
 _BLOCK_BYTES = 4 * 2**20
@@ -38,11 +39,15 @@ _SIGNS = (b"e-", b"E-", b"0" * 300)
 """Text without which there are no such numbers; it is found faster."""
 
 
+Block: TypeAlias = "tuple[bytes, Iterator[tuple[str, bytes]]]"
+"""Some lines, together and one by one with their positions."""
+
+
 class Jsonl(Reader):
     """Read JSON records, one per line."""
 
     name: ClassVar[str] = "jsonl"
-    words: ClassVar[str] = "JSON, one record per line (.jsonl, .ndjson)"
+    words: ClassVar[str] = "JSON, one record per line (.jsonl, .ndjson; also .gz, .bz2, .xz, .zst)"
     reads_partitions: ClassVar[bool] = True
 
     @classmethod
@@ -56,9 +61,9 @@ class Jsonl(Reader):
 
         def parts(file: Path) -> Iterator[Unit]:
             size = file.stat().st_size
-            is_utf8 = encoding_of(str(file), choices.encoding, is_checked=False) == UTF_8
-            for start in range(0, size, UNIT_BYTES if is_utf8 else max(size, 1)):
-                end = min(start + UNIT_BYTES, size) if is_utf8 else size
+            can_split = not _is_decoded(str(file), choices)
+            for start in range(0, size, UNIT_BYTES if can_split else max(size, 1)):
+                end = min(start + UNIT_BYTES, size) if can_split else size
                 yield Unit(path=str(file), start=start, end=end, num_bytes=end - start)
 
         return units_of(path, ENDINGS, parts)
@@ -69,7 +74,7 @@ class Jsonl(Reader):
         wanted = -(-_INFERRED_RECORDS // min(len(units), _INFERRED_UNITS))
 
         def load(unit: Unit) -> list[dict[str, Any]]:
-            lines = islice(_lines(unit, choices), wanted)
+            lines = islice(chain.from_iterable(lines for _, lines in _blocks(unit, choices)), wanted)
             return records_of(unit.path, map(parsed, (line for _, line in lines)), "each line must be one record, {...}")
 
         return types_of(list(chain.from_iterable(sampled(units, load, _INFERRED_UNITS))), choices)
@@ -78,19 +83,23 @@ class Jsonl(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a range of bytes."""
         schema = needed_types(choices)
-        for part, block in _blocks(unit, choices):
+        for block, lines in _blocks(unit, choices):
             table = _by_arrow(block, schema, choices)
             if table is not None:
                 yield table
             else:
-                found = ((position, parsed(line), line) for position, line in _lines(part, choices))
-                yield from read_records(unit.path, found, choices)
+                yield from read_records(unit.path, ((position, parsed(line), line) for position, line in lines), choices)
 
 
-def _blocks(unit: Unit, choices: Choices) -> Iterator[tuple[Unit, bytes]]:
-    """Yield parts of a unit, and the whole lines that begin in them; nothing of files that are not UTF-8."""
-    if not unit.start and encoding_of(unit.path, choices.encoding, is_checked=False) != UTF_8:
-        yield unit, b""
+def _is_decoded(path: str, choices: Choices) -> bool:
+    """Return True for a file that is read from its start: it is compressed, or not UTF-8."""
+    return is_compressed(path) or encoding_of(path, choices.encoding, is_checked=False) != UTF_8
+
+
+def _blocks(unit: Unit, choices: Choices) -> Iterator[Block]:
+    """Yield the lines that begin in a unit, together and one by one."""
+    if not unit.start and _is_decoded(unit.path, choices):
+        yield from _decoded(unit.path, choices)
         return
     with Path(unit.path).open("rb") as file:
         start = unit.start
@@ -100,16 +109,12 @@ def _blocks(unit: Unit, choices: Choices) -> Iterator[tuple[Unit, bytes]]:
             if not block.endswith(b"\n"):
                 block += file.readline(MAX_RECORD_BYTES)
             end = min(begin + len(block), unit.end)
-            yield replace(unit, start=start, end=end), block
+            yield block, _lines(replace(unit, start=start, end=end))
             start = end
 
 
-def _lines(unit: Unit, choices: Choices) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines that begin within the unit, as UTF-8, with their positions."""
-    encoding = UTF_8 if unit.start else encoding_of(unit.path, choices.encoding, is_checked=False)
-    if encoding != UTF_8:
-        yield from _decoded_lines(unit.path, encoding)
-        return
+def _lines(unit: Unit) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines that begin within the unit, with their positions."""
     with Path(unit.path).open("rb", buffering=2**20) as file:
         offset = _seek_line(file, unit.start, unit.end)
         while offset < unit.end:
@@ -139,18 +144,22 @@ def _to_line_end(file: BinaryIO, limit: int) -> int:
     return skipped
 
 
-def _decoded_lines(path: str, encoding: str) -> Iterator[tuple[str, bytes]]:
+def _decoded(path: str, choices: Choices) -> Iterator[Block]:
+    """Yield the lines of a file that is compressed or not UTF-8, as UTF-8."""
     number, rest = 0, b""
-    for chunk in utf8_chunks(path, encoding):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            number += 1
-            if line and not line.isspace():
-                yield f"line {number}", line + b"\n"
+    for chunk in utf8_chunks(path, encoding_of(path, choices.encoding, is_checked=False)):
+        whole, newline, rest = (rest + chunk).rpartition(b"\n")
+        yield whole, _numbered(whole, number)
+        number += whole.count(b"\n") + bool(newline)
         if len(rest) > MAX_RECORD_BYTES:
             raise broken(path, f"line {number + 1} is longer than {MAX_RECORD_BYTES:,} bytes")
-    if rest and not rest.isspace():
-        yield f"line {number + 1}", rest
+    yield rest, _numbered(rest, number)
+
+
+def _numbered(lines: bytes, number: int) -> Iterator[tuple[str, bytes]]:
+    for count, line in enumerate(lines.split(b"\n"), number + 1):
+        if line and not line.isspace():
+            yield f"line {count}", line + b"\n"
 
 
 def _by_arrow(block: bytes, schema: pa.Schema, choices: Choices) -> pa.Table | None:
