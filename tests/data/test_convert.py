@@ -232,7 +232,12 @@ def test_arrays_of_one_shape_follow_each_other_which_is_reported(tmp_path: Path)
 @pytest.mark.parametrize("names", [("X", "y"), ("X", "a/y"), ("X", "y", "z")])
 def test_arrays_that_are_no_columns_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     (tmp_path / "a").mkdir()
-    arrays: dict[str, Any] = {"X": np.zeros((10, 4), np.float32), "y": np.arange(9), "a/y": np.arange(10), "z": np.arange(10)}
+    arrays: dict[str, Any] = {
+        "X": np.zeros((10, 4), np.float32),
+        "y": np.arange(9),
+        "a/y": np.arange(10),
+        "z": np.arange(10),
+    }
     for name in names:
         np.save(tmp_path / f"{name}.npy", arrays[name])
     with pytest.raises(DataError, match=r"X\.npy \(float32\[10, 4\]\) .*have rows of different types"):
