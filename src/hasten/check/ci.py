@@ -7,8 +7,6 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from hasten.check.result import CheckResult, change_words
-from hasten.core.errors import HastenError
-from hasten.core.files import write_atomically
 from hasten.core.stats import Verdict
 from hasten.report.words import ms_words
 
@@ -72,18 +70,6 @@ def report_to_github(result: CheckResult, file: Path | None, environ: Mapping[st
         with Path(path).open("a", encoding="utf-8") as summary:
             summary.write(markdown(result) + "\n")
     return workflow_commands(result, file)
-
-
-def write(path: Path, text: str, option: str) -> None:
-    """Write a file of results.
-
-    Raises:
-        HastenError: It cannot be written.
-    """
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise HastenError(f"{option} cannot write {path}: {error.strerror}.") from error
 
 
 def _command(level: str, title: str, words: str, file: Path | None) -> str:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hasten.check.history import Trend
 from hasten.report.figure import Figure, axis, layout, safe
-from hasten.report.page import environment, render_page, write_page
+from hasten.report.page import environment, render_page
 
 HEIGHT = 340
-
-
-def write_trends(trends: Sequence[Trend], problems: Sequence[str], path: Path) -> None:
-    """Write the page to `path`, atomically.
-
-    Raises:
-        HastenError: The file cannot be written.
-    """
-    write_page(render_trends(trends, problems), path, "--html")
 
 
 def render_trends(trends: Sequence[Trend], problems: Sequence[str]) -> str:

@@ -105,6 +105,7 @@ def run(
     from hasten.check import ci
     from hasten.check.check import CheckRequest, run_check
     from hasten.check.paired import Options
+    from hasten.report.page import write_page
 
     command = script_command(target, arguments, module=module)
     if command:
@@ -117,9 +118,9 @@ def run(
     with narrated(seconds) as step:
         result = run_check(request, step)
     if junit is not None:
-        ci.write(junit, ci.junit(result), "--junit")
+        write_page(ci.junit(result), junit, "--junit")
     if markdown is not None:
-        ci.write(markdown, ci.markdown(result), "--markdown")
+        write_page(ci.markdown(result), markdown, "--markdown")
     file = Path(command[0] if command else target.rpartition(":")[0])
     for line in ci.report_to_github(result, file if file.suffix == ".py" else None, os.environ):
         typer.echo(line, err=True)
@@ -146,9 +147,10 @@ def history(
     json: JsonOption = None,
 ) -> None:
     """Show how the speed changed over recorded commits, and the commits at which it changed for good."""
-    from hasten.check import ci, trend
     from hasten.check.history import FOLDER, otava_csv, read, trends
     from hasten.check.repository import Repository
+    from hasten.check.trend import render_trends
+    from hasten.report.page import write_page
 
     files = [file] if file else sorted((Repository(Path.cwd()).root / FOLDER).glob("*.jsonl"))
     pages = [read(path) for path in files]
@@ -163,12 +165,12 @@ def history(
     for problem in problems:
         say(problem, to=errors)
     if html is not None:
-        trend.write_trends(found, problems, html)
+        write_page(render_trends(found, problems), html, "--html")
     if csv is not None:
         if len(found) > 1:
             names = ", ".join(f"{item.target} on {item.records[0].machine['summary']}" for item in found)
             raise HastenError(f"--csv takes one series, and there are {len(found)}: {names}. Name a TARGET and a --file.")
-        ci.write(csv, otava_csv(found[0]), "--csv")
+        write_page(otava_csv(found[0]), csv, "--csv")
     if not give_json(json, {"trends": [item.to_dict() for item in found], "problems": problems}):
         for item in found:
             show_trend(item)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hasten.cli.runs_tables import facts
 from hasten.monitor.alerts.deliver import read_alerts
-from hasten.monitor.alerts.engine import Alert
+from hasten.monitor.alerts.engine import Alert, episodes
 from hasten.monitor.alerts.judge import EVENTS, step_s
 from hasten.monitor.metric import LOSS, PHASE_PREFIX, SAMPLES, STEP_TIME
 from hasten.monitor.window import Window
@@ -91,20 +91,13 @@ def gather(run: Run, name: str | None = None) -> RunFacts:
 
 def alert_spans(alerts: Sequence[Alert]) -> list[dict[str, Any]]:
     """Return each alert that fired, with the steps from its first bad window to its end; None while it fires."""
-    spans: list[dict[str, Any]] = []
-    fires: dict[tuple[str, int], dict[str, Any]] = {}
-    for alert in alerts:
-        key = (alert.rule, alert.rank)
-        if alert.state == "firing":
-            span = {
-                "rule": alert.rule, "rank": alert.rank, "from_step": alert.since_step, "to_step": None,
-                "words": alert.words, "cause": alert.cause, "next": alert.next,
-            }  # fmt: skip
-            spans.append(span)
-            fires[key] = span
-        elif alert.state == "resolved" and key in fires:
-            fires.pop(key)["to_step"] = alert.step
-    return spans
+    return [
+        {
+            "rule": alert.rule, "rank": alert.rank, "from_step": alert.since_step, "to_step": end,
+            "words": alert.words, "cause": alert.cause, "next": alert.next,
+        }
+        for alert, end in episodes(alerts)
+    ]  # fmt: skip
 
 
 def _track(name: str, windows: Sequence[Window], *, several: bool) -> Track:

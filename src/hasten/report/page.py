@@ -26,10 +26,10 @@ Plot: TypeAlias = "Figure | str"
 
 
 def write_page(text: str, path: Path, option: str) -> None:
-    """Write a page to `path`, atomically.
+    """Write a page, or other results, to `path`, atomically.
 
     Args:
-        text: The page.
+        text: The content.
         path: The file.
         option: The command-line option that chooses another path, for the error message.
 
@@ -39,7 +39,7 @@ def write_page(text: str, path: Path, option: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise HastenError(f"Cannot write the page to {path}: {error}. Choose another path with {option}.") from error
+        raise HastenError(f"Cannot write {path}: {error.strerror}. Choose another path with {option}.") from error
 
 
 def render_page(environment: jinja2.Environment, template: str, plots: Mapping[str, Plot], **context: Any) -> str:
