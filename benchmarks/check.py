@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.record import ROOT, record
 from hasten.check.check import CheckRequest, run_check
 from hasten.check.paired import Options
+from hasten.check.subject import Subject
 from hasten.cli.say import parse_duration
 from hasten.core.errors import HastenError
 from hasten.core.provenance import commit_of
@@ -81,7 +82,9 @@ def check_once(frac: float, number: int, budget_s: float) -> dict[str, Any]:
         seed = SEEDS * (number + 1)
         options = Options(budget_s=budget_s, floor_frac=MIN_FLOOR_FRAC, seed=seed)
         try:
-            found = run_check(CheckRequest(target="job.py:CheckedJob", folder=folder, options=options)).to_dict()
+            found = run_check(
+                CheckRequest(subject=Subject(target="job.py:CheckedJob", folder=folder), options=options)
+            ).to_dict()
         except HastenError as error:
             found = {"verdict": "failed", "headline": str(error)}
     return {"injected_frac": frac, "number": number, **found, "seconds": monotonic() - started}

@@ -20,7 +20,7 @@ def test_the_candidate_is_the_injected_slowdown_and_a_failure_is_a_row(monkeypat
     seen: list[str] = []
 
     def run_check(request: CheckRequest) -> Any:
-        repository = Repository(request.folder)
+        repository = Repository(request.subject.folder)
         with repository.checked_out([repository.base(None), repository.candidate()]) as trees:
             seen.extend((tree / "job.py").read_text().splitlines()[-1].strip() for tree in trees)
         if len(seen) > 2:

@@ -81,7 +81,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, *sessions: Comparison) -> list[Any
 
 
 def request(folder: Path, target: str = "jobs.py:Good", **more: Any) -> CheckRequest:
-    return CheckRequest(target=target, folder=folder, options=OPTIONS, **more)
+    return CheckRequest(subject=Subject(target=target, folder=folder), options=OPTIONS, **more)
 
 
 def test_a_slower_verdict_is_confirmed_in_fresh_worktrees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def given(monkeypatch: pytest.MonkeyPatch, *factors: float) -> None:
 
 
 def against(folder: Path, path: Path, **more: Any) -> CheckRequest:
-    return CheckRequest(target="jobs.py:J", folder=folder, baseline=path, options=OPTIONS, **more)
+    return CheckRequest(subject=Subject(target="jobs.py:J", folder=folder), baseline=path, options=OPTIONS, **more)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_both_kinds_of_base_exclude_each_other(folder: Path) -> None:
 
 
 def request(folder: Path) -> CheckRequest:
-    return CheckRequest(target="jobs.py:J", folder=folder, record=True, options=OPTIONS)
+    return CheckRequest(subject=Subject(target="jobs.py:J", folder=folder), record=True, options=OPTIONS)
 
 
 def test_checks_are_recorded_with_their_anchor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

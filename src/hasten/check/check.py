@@ -27,20 +27,14 @@ class CheckRequest:
     """What to check.
 
     Attributes:
-        target: The job or script.
-        command: The script and its arguments, see `Subject`; empty for a job.
-        folder: The working folder.
-        ranks: Number of processes that train together.
+        subject: The job or script, in the working folder.
         against: The revision to compare with; None for the default of `Repository.base`.
         baseline: File of stored samples to compare with instead of a revision.
         record: Add the result to a history: `baseline`, or the machine's file in the repository.
         options: How the check is run.
     """
 
-    target: str
-    command: tuple[str, ...] = ()
-    folder: Path
-    ranks: int = 1
+    subject: Subject
     against: str | None = None
     baseline: Path | None = None
     record: bool = False
@@ -55,17 +49,16 @@ def run_check(request: CheckRequest, say: Callable[[str], None] = lambda _: None
     """
     if request.baseline is not None and request.against is not None:
         raise HastenError("--against and --baseline exclude each other: compare with a commit or with stored samples.")
-    subject = Subject(target=request.target, command=request.command, folder=request.folder, ranks=request.ranks)
     if request.baseline is not None:
-        return _against_file(request, subject, request.baseline, say)
-    repository = Repository(request.folder)
+        return _against_file(request, request.baseline, say)
+    repository = Repository(request.subject.folder)
     versions = repository.base(request.against), repository.candidate()
-    subject = subject.within(repository)
+    subject = request.subject.within(repository)
     say(f"comparing {versions[1].name} with {versions[0].name}")
     if not request.record:
         return check_paired(repository, subject, versions, request.options, say)
     _refuse_changes(versions[1])
-    fingerprint = read_shared_machine(request.ranks).fingerprint()
+    fingerprint = read_shared_machine(subject.ranks).fingerprint()
     path = repository.root / FOLDER / f"{fingerprint}.jsonl"
     records, problems = read(path) if path.exists() else ([], [])
     first = next((record for record in records if (record.target, record.fingerprint) == (subject.name, fingerprint)), None)
@@ -82,17 +75,14 @@ def _with_anchor(
 ) -> CheckResult:  # fmt: skip
     """Check two versions, and compare the candidate with the anchor too."""
     base, candidate = versions
-    if first.commit == base.commit:
-        result = check_paired(repository, subject, versions, options, say)
-        return replace(result, anchor=_anchor(first, result.verdict, result.interval))
-    if first.commit is None or not repository.has(first.commit):
-        result = check_paired(repository, subject, versions, options, say)
-        return _warned(
-            result,
-            [f"the anchor {(first.commit or 'without a commit')[:12]} is not in this repository: creep cannot be seen"],
-        )
-    rest_s = ANCHOR_FRAC * options.budget_s
+    apart = first.commit is not None and first.commit != base.commit and repository.has(first.commit)
+    rest_s = ANCHOR_FRAC * options.budget_s if apart else 0.0
     result = check_paired(repository, subject, versions, replace(options, budget_s=options.budget_s - rest_s), say)
+    if first.commit == base.commit:
+        return replace(result, anchor=_anchor(first, result.verdict, result.interval))
+    if not apart:
+        name = (first.commit or "without a commit")[:12]
+        return _warned(result, [f"the anchor {name} is not in this repository: creep cannot be seen"])
     anchor = Version(commit=first.commit, name=f"{first.commit[:12]} (the anchor)")
     say(f"comparing with {anchor.name} too, which shows creep")
     found = run_session(
@@ -106,16 +96,17 @@ def _anchor(first: Record, verdict: Verdict, interval: Interval | None) -> Ancho
     return AnchorResult(commit=str(first.commit), verdict=str(verdict), ratio=ratio, low=low, high=high)
 
 
-def _against_file(request: CheckRequest, subject: Subject, path: Path, say: Callable[[str], None]) -> CheckResult:
+def _against_file(request: CheckRequest, path: Path, say: Callable[[str], None]) -> CheckResult:
+    subject = request.subject
     try:
-        repository = Repository(request.folder)
+        repository = Repository(subject.folder)
         candidate, subject = repository.candidate(), subject.within(repository)
         if request.record:
             _refuse_changes(candidate)
     except HastenError:
-        if request.record and (request.folder / ".git").exists():
+        if request.record and (subject.folder / ".git").exists():
             raise
-        candidate = Version(commit=None, name=str(request.folder))
+        candidate = Version(commit=None, name=str(subject.folder))
     if not path.exists() and not request.record:
         raise HastenError(f"There is no file {path}. --record writes one: hasten check TARGET --baseline {path} --record")
     records, problems = read(path) if path.exists() else ([], [])

@@ -224,12 +224,7 @@ def check_paired(
     repository: Repository, subject: Subject, versions: tuple[Version, Version], options: Options,
     say: Callable[[str], None] = lambda _: None,
 ) -> CheckResult:  # fmt: skip
-    """Compare two versions, and confirm a slower verdict in fresh worktrees.
-
-    Raises:
-        TrialError: A version does not train.
-        HastenError: A version cannot be checked out, lacks the target, or would not run its own code.
-    """
+    """Compare two versions, and confirm a slower verdict in fresh worktrees. Raises like `run_session`."""
     started = monotonic()
     first = run_session(repository, subject, versions, options, deadline=started + FIRST_FRAC * options.budget_s, say=say)
     sessions = [first]

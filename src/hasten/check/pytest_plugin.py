@@ -60,12 +60,12 @@ def check_training(
     """
     from hasten.check.check import CheckRequest, run_check  # noqa: PLC0415 - imports torch
     from hasten.check.paired import Options  # noqa: PLC0415 - as above
+    from hasten.check.subject import Subject  # noqa: PLC0415 - as above
 
+    command = (target, *arguments) if target.endswith(".py") else ()
     return run_check(
         CheckRequest(
-            target=target,
-            command=(target, *arguments) if target.endswith(".py") else (),
-            folder=folder,
+            subject=Subject(target=target, command=command, folder=folder),
             against=against,
             options=Options(budget_s=budget_s, floor_frac=floor, **options),
         )

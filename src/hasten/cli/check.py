@@ -105,6 +105,7 @@ def run(
     from hasten.check import ci
     from hasten.check.check import CheckRequest, run_check
     from hasten.check.paired import Options
+    from hasten.check.subject import Subject
     from hasten.report.page import write_page
 
     command = script_command(target, arguments, module=module)
@@ -112,7 +113,8 @@ def run(
         refuse_of_a_script(ranks=ranks > 1)
     seconds = parse_duration(budget, least_s=MIN_BUDGET_S)
     request = CheckRequest(
-        target=target, command=command, folder=Path.cwd(), ranks=ranks, against=against, baseline=baseline, record=record,
+        subject=Subject(target=target, command=command, folder=Path.cwd(), ranks=ranks),
+        against=against, baseline=baseline, record=record,
         options=Options(budget_s=seconds, floor_frac=floor, updates=updates, seed=seed, quality=quality),
     )  # fmt: skip
     with narrated(seconds) as step:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hasten.monitor.alerts.judge import EVENTS, FIRST, SHARE, STEP, WARM_UP, Finding, Judge, step_s, value_of
-from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, Symptom, symptoms
+from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, symptoms
 from hasten.monitor.window import Window
 
 State = Literal["pending", "firing", "resolved"]
@@ -98,7 +98,6 @@ class Alerts:
 
     Args:
         rules: The rules.
-        explained_by: Metrics that can explain slow steps; None for the built-in ones.
         memory_words: Returns what has grown in memory; empty if unknown.
         proved: What the plan was proved to take: `step` and `phase.NAME`, in seconds per step. It explains a breach.
     """
@@ -106,13 +105,12 @@ class Alerts:
     def __init__(
         self,
         rules: Sequence[Rule],
-        explained_by: Sequence[Symptom] | None = None,
         memory_words: Callable[[], str] = lambda: "",
         proved: Mapping[str, float] | None = None,
     ) -> None:
         self._memory_words, self._proved = memory_words, dict(proved or {})
         self._rules = tuple(rules)
-        self._symptoms = symptoms() if explained_by is None else tuple(explained_by)
+        self._symptoms = symptoms()
         self._ranks: dict[int, tuple[object, list[_Standing], _First]] = {}
         self._last: dict[int, Window] = {}
 

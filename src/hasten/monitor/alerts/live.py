@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -48,7 +48,7 @@ class LiveAlerts:
     ) -> None:
         self._rules, self._deliveries, self._say, self._stop = rules, deliveries, say, stop
         self._contract = contract
-        self._alerts = Alerts(rules, memory_words=self._memory_words)
+        self._alerts = Alerts(())  # until `begin`
         self._queues: list[QueuedSink] = []
         self._others: list[WindowsReader] = []
         self._kinds: Kinds | None = None
@@ -80,12 +80,12 @@ class LiveAlerts:
         firsts = {rule.metric: rule for rule in reversed(rules) if rule.kind == "incident"}  # one rule for each incident
         self._rules = tuple(rule for rule in rules if rule.kind != "incident" or firsts[rule.metric] is rule)
         self._by_guards = frozenset(rule.name for rule in self._rules if rule.kind == "incident")
-        self._alerts = Alerts(self._rules, memory_words=self._memory_words)
 
     def begin(self, run: str, folder: Path, world: int, *, samples: int | None = None) -> None:
         """Begin to follow a run of this name, in this folder, with this number of ranks and of training samples."""
         self._trains = True  # a run that failed under its plan begins again
-        self._hold(samples)
+        rule, proved = self._held(samples)
+        self._alerts = Alerts((*self._rules, *rule), memory_words=self._memory_words, proved=proved)
         self._queues = [queued(delivery, run, self._say) for delivery in (AlertsFile(folder=folder), *self._deliveries)]
         self._others = [WindowsReader(windows_path(folder, rank)) for rank in range(1, world)]
 
@@ -114,18 +114,16 @@ class LiveAlerts:
         for queue in self._queues:
             queue.wait(until)
 
-    def _hold(self, samples: int | None) -> None:
-        """Add the rule of the contract, or say why it is void."""
+    def _held(self, samples: int | None) -> tuple[list[Rule], Mapping[str, float]]:
+        """Return the rule of the contract and what it was proved by; nothing if there is none, or if it is void."""
         if self._contract is None:
-            return
+            return [], {}
         if why := why_void(self._contract, read_machine(), samples):
             self._say(f"contract void: {why}. The plan's gain may not hold here: tune again")
-            return
+            return [], {}
         proved = self._contract.plan.proved
         rule = contract_rule(proved, self._contract.action)
-        if rule is None:
-            return
-        self._alerts = Alerts((*self._rules, rule), memory_words=self._memory_words, proved=proved_phases(proved))
+        return ([], {}) if rule is None else ([rule], proved_phases(proved))
 
     def _take(self, window: Window) -> None:
         for alert in self._alerts.judge(window):
