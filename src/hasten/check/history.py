@@ -44,7 +44,6 @@ class Record:
     """One line of a history: the samples of a commit on a machine, and what they were compared with.
 
     Attributes:
-        target: The job or script, as on the command line.
         when: Time of the check, ISO 8601 in UTC.
         commit: The commit; None outside of a repository.
         machine: `fingerprint`, `summary`, `cpu`, `accelerators`.
@@ -53,10 +52,7 @@ class Record:
         phases_ms: Phase -> milliseconds of an update.
         environment: `python`, `threads`, `packages`.
         verdict: The verdict against `base`.
-        base: The commit that it was compared with.
-        ratio: Speed relative to `base`; above 1 is faster.
-        low: Lower end of its interval.
-        high: Upper end of its interval.
+        ratio: Speed relative to the commit `base`; above 1 is faster. Its interval is from `low` to `high`.
         anchor: The comparison with the anchor: `commit`, `verdict`, `ratio`, `low`, `high`.
     """
 
@@ -177,7 +173,6 @@ class Trend:
     """The history of one target on one machine.
 
     Attributes:
-        target: The target.
         records: Its records, oldest first.
         slowdown: Time of an update of each record, relative to the first one.
         paired: Whether `slowdown` comes from comparisons with the anchor. Otherwise it includes the machine's drift.

@@ -107,20 +107,14 @@ class CheckResult:
     """A finished check.
 
     Attributes:
-        target: The job or script.
         method: How it was measured, in words.
-        verdict: faster, slower, same or undecided.
-        why: The reason of the verdict.
         interval: The interval of the ratio over all sessions; None if too little was measured.
         floor_frac: The smallest change that counts.
-        base: The version that was compared with.
-        candidate: The version that was checked.
         sessions: The comparisons, the first one and its repetition in fresh worktrees.
         phases: The phases; None if they were not measured for both.
         memory: The peak memory; None if it was not measured.
         quality: The held-out metric or training loss; None if there is none.
         equal_losses: Whether the losses of both versions are bit-equal; None if unknown.
-        environment: Differences of the environments.
         warnings: What else a reader must know.
         machine: The machine: `fingerprint`, `summary`, `cpu`, `accelerators`.
         measured: What a history keeps of the candidate: `seconds_per_item`, `peak_bytes`, `environment`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hasten.check.history import Trend
-from hasten.report.figure import Figure, axis, layout, safe
+from hasten.report.figure import Figure, axis, layout, safe, whiskers
 from hasten.report.page import environment, render_page
 
 HEIGHT = 340
@@ -20,12 +20,11 @@ def render_trends(trends: Sequence[Trend], problems: Sequence[str]) -> str:
 def trend_plot(trend: Trend) -> Figure:
     """Return the relative time of an update by commit, with the interval of each, and a line at each change."""
     numbers = list(range(len(trend.records)))
-    below, above = [], []
+    reach = []
     for record, slowdown in zip(trend.records, trend.slowdown, strict=True):
         anchor = record.anchor if trend.paired else None
         low, high = (anchor["low"], anchor["high"]) if anchor else (None, None)
-        below.append(max(slowdown - 1.0 / high, 0.0) if high else 0.0)
-        above.append(max(1.0 / low - slowdown, 0.0) if low else 0.0)
+        reach.append((max(slowdown - 1.0 / high, 0.0) if high else None, max(1.0 / low - slowdown, 0.0) if low else None))
     labels = [safe((record.commit or "no commit")[:12]) for record in trend.records]
     line: Figure = {
         "type": "scatter",
@@ -34,10 +33,7 @@ def trend_plot(trend: Trend) -> Figure:
         "y": list(trend.slowdown),
         "line": {"color": "$accent", "width": 1.5},
         "marker": {"color": "$accent", "size": 7},
-        "error_y": {
-            "type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": "$accent", "thickness": 1.2,
-            "width": 3,
-        },
+        "error_y": whiskers(reach, "$accent"),
         "hovertext": [
             f"{label}<br>{safe(record.when)}<br>{slowdown:.3f}×"
             for label, record, slowdown in zip(labels, trend.records, trend.slowdown, strict=True)

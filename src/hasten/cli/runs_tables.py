@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,16 @@ def show_run(page: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> N
         _headline("loss")
         for line in curve(losses, width=min(60, max(console.width - 12, 10)), plain=is_plain(console)):
             console.print(Text(line), no_wrap=True)
-    _show_epochs(page["held_out_by_epoch"])
-    _show_checkpoints(page["checkpoints"])
+    epochs = page["held_out_by_epoch"]
+    names = list(epochs[-1]["held_out"]) if epochs else []
+    _show_last(
+        "held-out", EPOCHS, epochs, ("epoch", "update", *names),
+        lambda row: (str(row["epoch"]), f"{row['update']:,}", *(_number(row["held_out"].get(name)) for name in names)),
+    )  # fmt: skip
+    _show_last(
+        "checkpoints", CHECKPOINTS, page["checkpoints"], ("update", "size", "written", ""),
+        lambda row: (f"{row['update']:,}", bytes_words(row["num_bytes"]), row["created"], "best" if row["best"] else ""),
+    )  # fmt: skip
 
 
 def show_comparison(found: Mapping[str, Any]) -> None:
@@ -83,7 +91,7 @@ def show_comparison(found: Mapping[str, Any]) -> None:
     if shared:
         _headline("held-out, at the same update")
         table = _table("update", *names)
-        for row in _last(shared, UPDATES):
+        for row in shared[-UPDATES:]:
             table.add_row(f"{row['update']:,}", *(Text(metrics_words(values)) for values in row["values"]))
         console.print(table)
     else:
@@ -150,24 +158,17 @@ def facts(page: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield from ((name, str(words)) for name, words in lines.items() if words not in (None, ""))
 
 
-def _show_epochs(rows: Sequence[Mapping[str, Any]]) -> None:
+def _show_last(
+    what: str, most: int, rows: Sequence[Mapping[str, Any]], names: Sequence[str],
+    cells: Callable[[Mapping[str, Any]], Iterable[str]],
+) -> None:  # fmt: skip
+    """Print the last rows as a table; nothing if there are none."""
     if not rows:
         return
-    _headline(f"held-out, the last {EPOCHS} of {len(rows)}" if len(rows) > EPOCHS else "held-out")
-    names = list(rows[-1]["held_out"])
-    table = _table("epoch", "update", *names)
-    for row in _last(rows, EPOCHS):
-        table.add_row(str(row["epoch"]), f"{row['update']:,}", *(_number(row["held_out"].get(name)) for name in names))
-    console.print(table)
-
-
-def _show_checkpoints(rows: Sequence[Mapping[str, Any]]) -> None:
-    if not rows:
-        return
-    _headline(f"checkpoints, the last {CHECKPOINTS} of {len(rows)}" if len(rows) > CHECKPOINTS else "checkpoints")
-    table = _table("update", "size", "written", "")
-    for row in _last(rows, CHECKPOINTS):
-        table.add_row(f"{row['update']:,}", bytes_words(row["num_bytes"]), row["created"], "best" if row["best"] else "")
+    _headline(f"{what}, the last {most} of {len(rows)}" if len(rows) > most else what)
+    table = _table(*names)
+    for row in rows[-most:]:
+        table.add_row(*cells(row))
     console.print(table)
 
 
@@ -245,7 +246,3 @@ def short_names(paths: Sequence[str]) -> list[str]:
     """Return short names that differ: the last part of each path, or whole paths if two are equal."""
     names = [Path(path).name or path for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
-
-
-def _last(rows: Sequence[Mapping[str, Any]], count: int) -> Sequence[Mapping[str, Any]]:
-    return rows[-count:]

@@ -33,7 +33,6 @@ class Card:
     """What a sampler reads.
 
     Attributes:
-        name: Name of the sampler.
         source: Where the numbers come from.
         needs: What must be present for it to work; empty if nothing.
         metrics: The metrics that it may return.

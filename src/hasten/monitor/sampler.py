@@ -31,7 +31,6 @@ class Host:
     """What samplers may ask about the training process.
 
     Attributes:
-        rank: This rank.
         folder: The run's folder.
         device: Returns the index of the CUDA device in use; None if there is none.
         loader: Returns the iterator of the DataLoader in use; None if there is none.

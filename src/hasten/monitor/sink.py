@@ -59,12 +59,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkRequest:
-    """A sink that a user has chosen.
-
-    Attributes:
-        kind: Its class.
-        options: Its options.
-    """
+    """The class of a sink that a user has chosen, and its options."""
 
     kind: Any
     options: Mapping[str, str]

@@ -18,9 +18,6 @@ class Start:
 
     Attributes:
         run: Identifies the run: the name of its folder and the time of its start.
-        rank: This rank.
-        world: Number of ranks.
-        host: Name of the machine.
         at: Time of the start, in seconds since 1970.
         step: Steps completed before.
         units: Metric name -> unit.
@@ -48,7 +45,6 @@ class Mark:
         step: Steps completed when it happened.
         at: When it began, in seconds since 1970.
         seconds: How long it took; 0 for a moment.
-        words: Details.
     """
 
     name: str

@@ -20,9 +20,6 @@ class Alert:
     """A change of the state of a rule. On disk, a line of `alerts.jsonl`.
 
     Attributes:
-        rule: Name of the rule.
-        state: The new state.
-        rank: The rank.
         at: When the state changed, in seconds since 1970.
         step: Steps completed then.
         since_at: Begin of the first bad window, in seconds since 1970.
@@ -31,7 +28,6 @@ class Alert:
         usual: The usual value; None if there is none.
         words: What is wrong.
         cause: The likely cause; empty if unknown.
-        next: What to do.
         action: What the rule asks for while it fires.
     """
 

@@ -92,9 +92,6 @@ class Judge:
     """Judges the windows of one rank by one rule, in order.
 
     Attributes:
-        rule: The rule.
-        first: Values of the first windows.
-        late: The last values.
         passed: Number of values.
         pause_s: Seconds since the last step, if no step has ended since.
         longest_s: The longest earlier pause.

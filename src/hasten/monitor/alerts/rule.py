@@ -86,7 +86,6 @@ class Symptom:
     """A metric that can explain slow steps.
 
     Attributes:
-        metric: Its name.
         change: Rise over the run's first windows from which it is named.
         says: The sentence, with `{value}` and `{usual}`.
     """

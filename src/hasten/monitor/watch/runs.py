@@ -30,10 +30,7 @@ class Watched:
     """A rank of a run.
 
     Attributes:
-        folder: The run's folder.
         name: Its name: the folder as the user gave it, with the rank if it is not 0.
-        rank: The rank.
-        reader: Reads its windows.
         windows: The windows so far, the newest last.
         error: Why its file cannot be read; empty if it can. The other runs are still shown.
     """
