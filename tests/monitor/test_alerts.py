@@ -19,7 +19,7 @@ import torch
 from hasten.core.errors import DataError
 from hasten.monitor.alerts.deliver import ALERTS, Command, deliveries_of, queued, read_alerts, webhook_at
 from hasten.monitor.alerts.engine import Alert, Alerts
-from hasten.monitor.alerts.live import LiveAlerts
+from hasten.monitor.alerts.live import LiveAlerts, read_options
 from hasten.monitor.alerts.rule import Rule, load_rules
 from hasten.monitor.catalogue import samplers
 from hasten.monitor.metric import units
@@ -239,7 +239,7 @@ def with_incident(number: int, kind: str, words: str, times: int = 1, **more: An
 
 def test_incidents_reach_alerts_in_their_own_words_and_the_log_only_once(tmp_path: Path) -> None:
     said: list[str] = []
-    live = LiveAlerts.from_options(None, [], say=said.append)
+    live = LiveAlerts(*read_options(None, []), say=said.append)
     live.leave_to_guards()
     live.begin("run-1", tmp_path, 1)
     live.on_window(
@@ -265,7 +265,7 @@ def test_incidents_reach_alerts_in_their_own_words_and_the_log_only_once(tmp_pat
 
 def test_memory_that_grows_is_told_with_the_tensors_that_became_more(tmp_path: Path) -> None:
     said: list[str] = []
-    live = LiveAlerts.from_options(None, [], say=said.append)
+    live = LiveAlerts(*read_options(None, []), say=said.append)
     live.leave_to_guards()
     live.begin("run-1", tmp_path, 1)
     held: list[torch.Tensor] = []
@@ -282,7 +282,7 @@ def test_memory_that_grows_is_told_with_the_tensors_that_became_more(tmp_path: P
 def test_a_rule_of_incidents_can_stop_a_run_or_judge_windows_again(tmp_path: Path) -> None:
     path = user_file(tmp_path, '[[rule]]\nname="stalled"\naction="stop"\n[[rule]]\nname="loss_not_finite"\nguard=""')
     stops: list[bool] = []
-    live = LiveAlerts.from_options(path, [], say=lambda _: None, stop=lambda: stops.append(True))
+    live = LiveAlerts(*read_options(path, []), say=lambda _: None, stop=lambda: stops.append(True))
     live.leave_to_guards()
     live.begin("run-1", tmp_path, 1)
     live.on_window(with_incident(0, "standstill", "no update has ended for 60 s", steps=0))
@@ -447,7 +447,7 @@ def test_a_rule_that_stops_a_run_is_remembered_and_written(tmp_path: Path) -> No
     path = user_file(tmp_path, '[[rule]]\nname="loss_not_finite"\naction="stop"')
     said: list[str] = []
     stops: list[bool] = []
-    live = LiveAlerts.from_options(path, [], say=said.append, stop=lambda: stops.append(True))
+    live = LiveAlerts(*read_options(path, []), say=said.append, stop=lambda: stops.append(True))
     live.begin("run-1", tmp_path, 1)
     for loss in (1.0, float("nan"), float("nan")):
         live.on_window(window(0, values={"training.loss": loss}))
@@ -462,7 +462,7 @@ def test_a_rule_that_stops_a_run_is_remembered_and_written(tmp_path: Path) -> No
 
 
 def test_rank_0_judges_what_other_ranks_have_written(tmp_path: Path) -> None:
-    live = LiveAlerts.from_options(None, [], say=lambda _: None)
+    live = LiveAlerts(*read_options(None, []), say=lambda _: None)
     live.begin("run-1", tmp_path, 2)
     other = WindowsFile(Start(run="run-1", rank=1, world=2), tmp_path)
     mine = Start(run="run-1", world=2)

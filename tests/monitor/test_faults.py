@@ -16,7 +16,7 @@ import torch
 from hasten.core.plan import Plan
 from hasten.monitor.alerts import deliver
 from hasten.monitor.alerts.deliver import ALERTS, read_alerts
-from hasten.monitor.alerts.live import LiveAlerts
+from hasten.monitor.alerts.live import LiveAlerts, read_options
 from hasten.monitor.monitor import Pace
 from hasten.monitor.of_loop import follow_loop
 from hasten.monitor.windows_file import windows_path
@@ -49,7 +49,7 @@ def webhook(kind: str) -> Iterator[str]:
 
 def run_badly(out: Path, said: list[str], webhooks: list[str]) -> None:
     """Train a job that skips an update because of a NaN."""
-    alerts = LiveAlerts.from_options(None, webhooks, say=said.append)
+    alerts = LiveAlerts(*read_options(None, webhooks), say=said.append)
     observe = follow_loop(out, say=said.append, pace=Pace(steps=4, least_s=0.0), alerts=alerts)
     train(
         Badly(), Plan(), out, options=RunOptions(say=said.append, observe=observe, non_finite=NonFinitePolicy(policy="skip"))

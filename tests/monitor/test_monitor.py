@@ -26,7 +26,7 @@ from hasten.monitor import monitor as monitor_module
 from hasten.monitor import sampler as sampler_module
 from hasten.monitor import sink as sink_module
 from hasten.monitor.alerts.deliver import read_alerts
-from hasten.monitor.alerts.live import LiveAlerts
+from hasten.monitor.alerts.live import LiveAlerts, read_options
 from hasten.monitor.metric import Card, Metric
 from hasten.monitor.monitor import Monitor, Pace, Progress
 from hasten.monitor.of_loop import follow_loop
@@ -408,7 +408,7 @@ def test_a_run_of_a_job_has_windows_in_its_folder(tmp_path: Path) -> None:
 
 def test_incidents_of_the_guards_are_marks_and_alerts_but_not_told_twice(tmp_path: Path) -> None:
     said: list[str] = []
-    alerts = LiveAlerts.from_options(None, [], say=said.append)
+    alerts = LiveAlerts(*read_options(None, []), say=said.append)
     options = RunOptions(
         say=said.append,
         observe=follow_loop(tmp_path, say=said.append, pace=QUICK, alerts=alerts),

@@ -31,9 +31,9 @@ def following_of(
 
     parse_sinks(log_to)
     if alerts or alert_to:
-        from hasten.monitor.alerts.live import LiveAlerts
+        from hasten.monitor.alerts.live import read_options
 
-        LiveAlerts.from_options(alerts, list(alert_to), say=say_error)
+        read_options(alerts, alert_to)
     rules = str(alerts.absolute()) if alerts else ""
     return {"out": str(out.absolute()), "log_to": log_to, "alerts": rules, "alert_to": list(alert_to)}
 

@@ -123,7 +123,7 @@ def run(
         from hasten.core.job import defaults_words
         from hasten.core.plan import Plan
         from hasten.core.target import load_job
-        from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts
+        from hasten.monitor.alerts.live import EXIT_ALERT, LiveAlerts, read_options
         from hasten.monitor.alerts.rule import CONTRACT
         from hasten.monitor.begin import parse_sinks
         from hasten.monitor.of_loop import follow_loop
@@ -148,9 +148,8 @@ def run(
     with TrainingProgress(errors, silent=quiet) as progress:
         if not quiet and (words := defaults_words(job)):
             progress.say(words)
-        live_alerts = LiveAlerts.from_options(
-            alerts,
-            alert_to or [],
+        live_alerts = LiveAlerts(
+            *read_options(alerts, alert_to or []),
             say=progress.say,
             stop=lambda: os.kill(os.getpid(), signal.SIGTERM),
             contract=contract_of(chosen, job, on_breach),

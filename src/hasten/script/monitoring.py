@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from hasten.monitor.alerts.live import LiveAlerts
+from hasten.monitor.alerts.live import LiveAlerts, read_options
 from hasten.monitor.begin import make_monitor, parse_sinks
 from hasten.monitor.metric import GRADIENT_NORM, LEARNING_RATE, LOSS, SAMPLES, TOKENS
 from hasten.monitor.monitor import Monitor, Pace, Progress
@@ -71,7 +71,7 @@ class ScriptMonitor:
         self._following, self._say = following, say
         self._requests = parse_sinks(following.log_to)
         rules = Path(following.alerts) if following.alerts else None
-        self._alerts = LiveAlerts.from_options(rules, list(following.alert_to), say=say)
+        self._alerts = LiveAlerts(*read_options(rules, following.alert_to), say=say)
         self._recorder, self._seams = recorder, seams
         self._counts = fetch.counts = BatchCounts()
         self._patches = Patches(failed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +20,13 @@ from hasten.train.guards.memory_growth import Kinds, growth_words, tensors_alive
 
 EXIT_ALERT = 4
 """Exit status of a run of which a rule asked to `fail` or `stop`."""
+
+
+def read_options(path: Path | None, webhooks: Sequence[str]) -> tuple[tuple[Rule, ...], list[Delivery]]:
+    """Return the rules and deliveries of `--alerts FILE` and `--alert-to URL`. Raises DataError if one is not valid."""
+    rules, tables = load_rules(path)
+    hooks = [webhook_at(url, "--alert-to") for url in webhooks]
+    return rules, [*deliveries_of(tables, str(path)), *hooks]
 
 
 class LiveAlerts:
@@ -57,22 +64,6 @@ class LiveAlerts:
         self._by_guards: frozenset[str] = frozenset()
         self.failed: Alert | None = None
         self.firing: dict[tuple[str, int], Alert] = {}
-
-    @classmethod
-    def from_options(
-        cls,
-        path: Path | None,
-        webhooks: list[str],
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], None] = lambda: None,
-        contract: Contract | None = None,
-    ) -> LiveAlerts:
-        """Return what the options `--alerts FILE` and `--alert-to URL` ask for. Raises DataError if one is not valid."""
-        rules, tables = load_rules(path)
-        deliveries = deliveries_of(tables, str(path))
-        deliveries += [webhook_at(url, "--alert-to") for url in webhooks]
-        return cls(rules, deliveries, say=say, stop=stop, contract=contract)
 
     def leave_to_guards(self) -> None:
         """Prepare for a run with guards: their incidents are marks of its windows, and they write to the log themselves."""
