@@ -75,15 +75,16 @@ def _with_anchor(
 ) -> CheckResult:  # fmt: skip
     """Check two versions, and compare the candidate with the anchor too."""
     base, candidate = versions
-    apart = first.commit is not None and first.commit != base.commit and repository.has(first.commit)
-    rest_s = ANCHOR_FRAC * options.budget_s if apart else 0.0
+    anchor = None
+    if first.commit is not None and first.commit != base.commit and repository.has(first.commit):
+        anchor = Version(commit=first.commit, name=f"{first.commit[:12]} (the anchor)")
+    rest_s = ANCHOR_FRAC * options.budget_s if anchor else 0.0
     result = check_paired(repository, subject, versions, replace(options, budget_s=options.budget_s - rest_s), say)
     if first.commit == base.commit:
         return replace(result, anchor=_anchor(first, result.verdict, result.interval))
-    if not apart:
+    if anchor is None:
         name = (first.commit or "without a commit")[:12]
         return _warned(result, [f"the anchor {name} is not in this repository: creep cannot be seen"])
-    anchor = Version(commit=first.commit, name=f"{first.commit[:12]} (the anchor)")
     say(f"comparing with {anchor.name} too, which shows creep")
     found = run_session(
         repository, subject, (anchor, candidate), options, deadline=monotonic() + rest_s, say=say, number=2
