@@ -23,11 +23,12 @@ class Example(enum.StrEnum):
     IMAGE = "image"
     DETECTION = "detection"
     OCR = "ocr"
+    DATACUBE = "datacube"
 
 
 JOBS = {Example.TEXT: "text.py:TextJob", Example.IMAGE: "image.py:DigitsJob"}
 BUDGET = "5m"
-BUDGETS = {Example.DETECTION: "10m", Example.OCR: "10m"}
+BUDGETS = {Example.DETECTION: "10m", Example.OCR: "10m", Example.DATACUBE: "10m"}
 """Default budgets of jobs that take longer to start and to train."""
 WORDS = {
     Example.TEXT: "a byte-level GPT on English text from Python's own files, without optimizations",
@@ -37,7 +38,9 @@ WORDS = {
 
 def demo(
     example: Annotated[Example, typer.Argument(help="Which job.")] = Example.TEXT,
-    budget: Annotated[str | None, typer.Option(help="Time to spend. Default: 5m; 10m for detection and ocr.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time to spend. Default: 5m; 10m for detection, ocr and datacube.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for plan, evidence and report.")] = DEFAULT_OUT,
     every: AllOption = False,
 ) -> None:

@@ -101,5 +101,13 @@ RECIPES = {
             demo="NaiveDrawnPages",
             words="a DBNet text detector on generated pages, written naively",
         ),
+        Recipe(
+            name="datacube",
+            module="hasten.recipes.datacube",
+            job="DatacubeJob",
+            naive="NaiveDatacubeJob",
+            demo="NaiveDrawnWeather",
+            words="a forecaster of gridded fields on a generated atmosphere, written naively",
+        ),
     )
 }
