@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-recipes chaos docs docs-version clean help
+.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-datacube bench-recipes chaos docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -60,6 +60,10 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
 	.ci/install --no-deps litdata
 	$(BIN)/python -m benchmarks data
+
+bench-datacube: setup  ## measure the datacube recipe against the usual way, in parts
+	.ci/install -e '.[datacube]'
+	$(BIN)/python -m benchmarks datacube
 
 bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); HASTEN_DATA names the data
 	@# Only docTR's maker of target maps is run, which needs nothing of what docTR asks for.

@@ -52,9 +52,15 @@ def _recipes(arguments: list[str]) -> None:
     recipes(arguments)
 
 
+def _datacube(arguments: list[str]) -> None:
+    from benchmarks.datacube.run import main as datacube  # noqa: PLC0415  needs the extra `datacube`
+
+    datacube(arguments)
+
+
 OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
-    "alerts": alerts, "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "groundtruth": groundtruth,
-    "public": public, "recipes": _recipes,
+    "alerts": alerts, "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "datacube": _datacube,
+    "groundtruth": groundtruth, "public": public, "recipes": _recipes,
 }  # fmt: skip
 """Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""
 

@@ -1,0 +1,54 @@
+"""`python -m benchmarks datacube`: the datacube recipe, part by part. Existing parts are kept without `--again`.
+
+physics   batches, augmentation and constraints against the usual way
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, provenance, record
+
+PARTS = ("physics",)
+"""Modules of this folder with `run(record)`, which gets the parts measured so far."""
+
+
+def run(parts: Sequence[str], *, again: bool = False) -> Path:
+    """Measure the requested parts that are missing. Each is recorded when it is done.
+
+    Args:
+        parts: Names of the parts.
+        again: Repeat existing parts.
+    """
+    path = RESULTS / "datacube.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    for part in parts:
+        if part in found and not again:
+            print(f"{part} exists", flush=True)
+            continue
+        print(f"measuring {part}", flush=True)
+        measured = import_module(f"benchmarks.datacube.{part}").run(found)
+        found[part] = {**measured, "where": provenance()}
+        path = record("datacube", {"goals": goals(found), "parts": found}, "python -m benchmarks datacube")
+    return path
+
+
+def goals(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the goals of all measured parts, with what was seen: `PART NAME` to goal, seen and reached."""
+    return {f"{part} {name}": goal for part, result in found.items() for name, goal in result["goals"].items()}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks datacube", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--again", action="store_true", help="repeat existing parts")
+    given = parser.parse_args(arguments)
+    print(f"wrote {run(given.part, again=given.again)}", flush=True)
