@@ -34,6 +34,7 @@ from benchmarks.rivals.compare import ROUNDS, run_rivals
 from benchmarks.scaling import ROUNDS as SCALING_ROUNDS
 from benchmarks.scaling import run_scaling
 from benchmarks.search import run_search
+from benchmarks.size import run_size
 from benchmarks.techniques import PAIRS, run_techniques
 from benchmarks.tuning import run_diagnosis, run_example
 from hasten.cli.say import parse_duration
@@ -41,7 +42,7 @@ from hasten.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "chaos", "checkpoints", "progress", "scaling", "monitor-cost",
+    "data", "proof", "size", "chaos", "checkpoints", "progress", "scaling", "monitor-cost",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "50m"
 
@@ -118,6 +119,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "techniques": lambda: run_techniques(number or PAIRS),
         "packing": lambda: run_packing(parse_duration(budget or PACKING_BUDGET)),
         "search": lambda: run_search(budget_s=parse_duration(budget or SEARCH_BUDGET)),
+        "size": run_size,
         "around": lambda: run_around(number or AROUND_ROUNDS),
         "goodput": lambda: run_goodput(number or WHOLE_PAIRS),
         "proof": lambda: run_proof(pairs=number or PROOF_PAIRS),

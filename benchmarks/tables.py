@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts, pruning_techniques
+from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts, pruning_techniques, size_tables
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.groundtruth import table as groundtruth
@@ -251,6 +251,8 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
     "in_scripts": catalogue.in_scripts,
+    "size_jobs": lambda found: size_tables.jobs(found["size"]),
+    "size_planned": lambda found: size_tables.planned(found["size"]),
     "metrics": monitor_tables.metrics_table,
     "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),
     "ocr": lambda found: recipes.ocr(found["recipes"]),

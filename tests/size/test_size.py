@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,25 @@ def test_a_job_that_reads_values_runs_for_real_and_says_why() -> None:
     assert traced.ran
     assert traced.weights.total == 72
     assert traced.weights.state_bytes == 4
+
+
+class KeepsACopy(ReadsValues):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.ModuleList(
+            [net := torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), deepcopy(net)]
+        )
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        self.kept = model[0](batch)
+        return torch.as_tensor(self.kept.square().mean())
+
+
+def test_a_job_may_copy_its_model_and_keeps_nothing_fake() -> None:
+    job = KeepsACopy()
+    traced = trace_job(job)
+    assert not traced.ran
+    assert traced.weights.total == 2 * (72 + 16)
+    assert not hasattr(job, "kept")
 
 
 def test_an_empty_job_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hasten.core.batch import map_tensors
 from hasten.core.errors import JobError
@@ -51,13 +53,19 @@ def trace_job(job: Job, batch_size: int | None = None) -> TracedJob:
     """
     batch, size = _first_batch(job, batch_size or job.batch_size)
     try:
-        with FakeTensorMode() as fake:
-            traced, weights = _trace(job, map_tensors(batch, fake.from_tensor))
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, patch.object(FakeTensor, "__deepcopy__", _copied):
+            traced, weights = _trace(copy(job), map_tensors(batch, fake.from_tensor))  # what it keeps is fake
     except Exception as error:  # noqa: BLE001 - any code may fail on fake tensors; on real ones it fails for itself
         why = error_words(error).splitlines()[0]
         traced, weights = _trace(job, batch)
         return TracedJob(trace=traced, weights=weights, batch=size, ran=why)
     return TracedJob(trace=traced, weights=weights, batch=size, ran="")
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Copy a fake tensor. PyTorch 2.13 copies the storage that it does not have, and damages memory."""
+    memo[id(tensor)] = tensor.detach().clone()
+    return memo[id(tensor)]  # type: ignore[no-any-return]
 
 
 def _first_batch(job: Job, size: int) -> tuple[Any, int]:
@@ -77,7 +85,15 @@ def _trace(job: Job, batch: Any) -> tuple[Trace, Weights]:
         found = job.loss(model, job.device_transform(batch))
         return found.total / found.weight if isinstance(found, Loss) else found
 
-    traced = trace(model, loss, batch=batch, optimizer=optimizer, clip_norm=job.clip_norm, to_none=job.zero_grad_to_none)
+    traced = trace(
+        model,
+        loss,
+        batch=batch,
+        optimizer=optimizer,
+        clip_norm=job.clip_norm,
+        to_none=job.zero_grad_to_none,
+        after_update=job.after_update,
+    )
     return traced, _weights(model, float(traced.lines["states"][0]))
 
 

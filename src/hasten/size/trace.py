@@ -163,6 +163,7 @@ def trace(
     clip_norm: float | None = None,
     to_none: bool = True,
     marked: nn.Module | None = None,
+    after_update: Callable[[nn.Module], None] | None = None,
 ) -> Trace:
     """Record the memory of one training update.
 
@@ -176,6 +177,7 @@ def trace(
         clip_norm: Largest gradient norm; None is off.
         to_none: Whether gradients are freed between updates.
         marked: The step at which the backward pass reaches this module is in `marks` as `backward`.
+        after_update: Runs after the optimizer's update, without gradients.
     """
 
     def update() -> None:
@@ -183,6 +185,9 @@ def trace(
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         if optimizer is not None:
             optimizer.step()
+        if after_update is not None:
+            with torch.no_grad():
+                after_update(model)
 
     if optimizer is not None:
         loss().backward()
