@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,29 +91,38 @@ def test_netcdf_3_with_64_bit_sizes(tmp_path: Path) -> None:
     cube = open_cube([path])
     assert cube.variables["t"].way == "xarray with netcdf4"
     assert np.array_equal(cube.read("t", 0, 2), np.arange(12.0).reshape(2, 2, 3))
+    path.write_bytes(path.read_bytes()[:170])
+    with pytest.raises(CorruptError, match=r"t\.nc is truncated"):
+        open_cube([path])
 
 
-def test_grib(tmp_path: Path) -> None:
+def write_grib(path: Path, values: Any, names: tuple[str, ...] = ("t",)) -> None:
+    """Write fields at two pressures, and others near the ground."""
     import eccodes
 
-    path = tmp_path / "t.grib"
-    values = np.random.default_rng(0).normal(270, 10, (3, 2, 19, 36))
-    values[0, 0, 0, 0] = 9999
     with path.open("wb") as file:
-        for day, level in np.ndindex(3, 2):
-            message = eccodes.codes_grib_new_from_samples("regular_ll_pl_grib2")
+        for day, level, name in product(range(3), range(2), names):
+            sample = "regular_ll_pl_grib2" if name == "t" else "regular_ll_sfc_grib2"
+            message = eccodes.codes_grib_new_from_samples(sample)
             settings = {
                 "Ni": 36, "Nj": 19, "latitudeOfFirstGridPointInDegrees": 90, "latitudeOfLastGridPointInDegrees": -90,
                 "longitudeOfFirstGridPointInDegrees": 0, "longitudeOfLastGridPointInDegrees": 350,
                 "iDirectionIncrementInDegrees": 10, "jDirectionIncrementInDegrees": 10, "dataDate": 20200101 + day,
-                "dataTime": 0, "level": (850, 500)[level], "shortName": "t", "bitmapPresent": 1, "missingValue": 9999.0,
-                "bitsPerValue": 16,
+                "dataTime": 0, "bitmapPresent": 1, "missingValue": 9999.0, "bitsPerValue": 16,
+                **({"level": (850, 500)[level]} if name == "t" else {}), "shortName": name,
             }  # fmt: skip
-            for name, value in settings.items():
-                eccodes.codes_set(message, name, value)
+            for setting, value in settings.items():
+                eccodes.codes_set(message, setting, value)
             eccodes.codes_set_values(message, values[day, level].ravel())
             eccodes.codes_write(message, file)
             eccodes.codes_release(message)
+
+
+def test_grib(tmp_path: Path) -> None:
+    path = tmp_path / "t.grib"
+    values = np.random.default_rng(0).normal(270, 10, (3, 2, 19, 36))
+    values[0, 0, 0, 0] = 9999
+    write_grib(path, values)
     cube = open_cube([path])
     variable = cube.variables["t"]
     assert (variable.way, variable.standard_name, variable.units) == ("xarray with cfgrib", "air_temperature", "K")
@@ -121,3 +131,14 @@ def test_grib(tmp_path: Path) -> None:
     assert np.argwhere(np.isnan(read)).tolist() == [[0, 0, 0, 0]]
     np.testing.assert_allclose(read[1:], values[1:], atol=0.01)  # GRIB keeps 16 bits
     assert [file.name for file in tmp_path.iterdir()] == ["t.grib"]
+
+
+def test_grib_that_is_truncated_or_mixed_is_refused_and_not_read_in_part(tmp_path: Path) -> None:
+    path, values = tmp_path / "t.grib", np.full((3, 2, 19, 36), 270.0)
+    write_grib(path, values)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(CorruptError, match=r"t\.grib is truncated or corrupt"):
+        open_cube([path])
+    write_grib(path, values, ("t", "2t", "10u"))
+    with pytest.raises(DataError, match=r"t\.grib holds variables with different levels, .*: grib_copy t\.grib"):
+        open_cube([path])

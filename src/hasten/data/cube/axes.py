@@ -102,7 +102,7 @@ def read_axis(coordinate: Stored, role: Role) -> Axis:
             f"{coordinate.where} must {ascend}, but {values[at]:g} is followed by {values[at + 1]:g} (index {at + 1}).{hint}"
         )
     if role == "time":
-        units, calendar = _check_time(coordinate, units)
+        units, calendar = _check_time(coordinate, units, values)
     elif role in {"latitude", "longitude"}:
         _check_degrees(coordinate, role, units, values)
     return Axis(role=role, name=coordinate.name, values=values, units=units, calendar=calendar)
@@ -125,7 +125,7 @@ def _check_degrees(coordinate: Stored, role: Role, units: str, values: NDArray[n
         raise DataError(f"{coordinate.where} has values from {values.min():g} to {values.max():g}: not a {role} in degrees.")
 
 
-def _check_time(coordinate: Stored, units: str) -> tuple[str, str | None]:
+def _check_time(coordinate: Stored, units: str, values: NDArray[np.float64]) -> tuple[str, str | None]:
     """Return the units and the calendar of a time."""
     if " since " not in units.lower():
         if not units and _COUNTED.fullmatch(coordinate.name):
@@ -135,10 +135,11 @@ def _check_time(coordinate: Stored, units: str) -> tuple[str, str | None]:
     named = str(coordinate.attrs.get("calendar", "standard")).lower()
     calendar = _CALENDARS.get(named, named)
     try:
-        _cftime().num2date(0, units, calendar)
+        _cftime().num2date(values[[0, -1]], units, calendar)
     except (ValueError, OverflowError, TypeError) as error:
         raise DataError(
-            f"{coordinate.where} has the units {units!r} and the calendar {named!r}, which cannot be read: {error}."
+            f"{coordinate.where} has the values {values[0]:g} to {values[-1]:g}, the units {units!r} and the calendar "
+            f"{named!r}, which are not dates: {error}."
         ) from error
     return units, calendar
 

@@ -77,8 +77,10 @@ class Packing:
         low = numbers["valid_min"][0] if numbers["valid_min"] else low
         high = numbers["valid_max"][0] if numbers["valid_max"] else high
         decoded = packed and dtype.kind in "iu" and any(isinstance(limit, float | np.floating) for limit in (low, high))
-        if not decoded:
+        if not decoded and unsigned == "true":
             low, high = (None if limit is None else _wrapped(limit, dtype) for limit in (low, high))
+        if low is not None and high is not None and low > high:
+            raise DataError(f"{where} has no valid values: they would be from {low} to {high}. Correct the attributes.")
         fills = [_stored(value, dtype) for name in _MISSING for value in numbers[name]]
         if dtype.kind == "f" and not numbers["_FillValue"]:
             fills.append(_stored(NEVER_WRITTEN, dtype))
@@ -176,7 +178,7 @@ def _numbers(attrs: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 
 def _wrapped(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a limit in the stored type's sign: with `_Unsigned`, -1 of 8 bits is 255."""
+    """Return a limit of unsigned values that are stored as signed ones: -1 of 8 bits is 255."""
     return int(value) % 2 ** (8 * dtype.itemsize) if dtype.kind == "u" and value < 0 else value
 
 

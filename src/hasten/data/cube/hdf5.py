@@ -24,6 +24,8 @@ _ROOT = ("DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME")
 """Attributes that link arrays to dimensions."""
 _ID = "_Netcdf4Dimid"
 """Attribute of a coordinate, and of some variables: NetCDF's number of its (first) dimension."""
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+"""Attribute NAME of what NetCDF stores for a dimension without a coordinate, followed by its size."""
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
 """Numbers of filters (HDF5 specification, IV.A.2.l)."""
 _MOST_DEFLATED = 1032
@@ -42,7 +44,11 @@ def read_hdf5(path: Path) -> dict[str, Stored]:
         with h5py.File(path, "r") as file:
             datasets = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
             ids = {int(item.attrs[_ID]): name for name, item in datasets.items() if _is_scale(item) and _ID in item.attrs}
-            return {name: _array(path, name, dataset, ids) for name, dataset in datasets.items()}
+            return {
+                name: _array(path, name, dataset, ids)
+                for name, dataset in datasets.items()
+                if not np.bytes_(dataset.attrs.get("NAME", b"")).startswith(_NO_VARIABLE)
+            }
     except HastenError:
         raise
     except Exception as error:  # h5py raises arbitrary exceptions on damaged files

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hasten.core.errors import CorruptError, MachineError
+from hasten.core.errors import CorruptError, DataError, MachineError
 from hasten.data.cube.stored import Block, Raw, Stored, plain
 
 Engine = Literal["zarr", "cfgrib", "netcdf4"]
@@ -26,6 +26,7 @@ def read_with_xarray(path: Path, engine: Engine) -> dict[str, Stored]:
 
     Raises:
         CorruptError: It is truncated or corrupt.
+        DataError: The messages of a GRIB file are not on one set of levels, times and grid points.
         MachineError: A package is not installed.
     """
     try:
@@ -36,7 +37,15 @@ def read_with_xarray(path: Path, engine: Engine) -> dict[str, Stored]:
     except Exception as error:  # the libraries raise arbitrary exceptions on damaged files
         if "unrecognized engine" in str(error):
             raise MachineError(f"{path} needs {engine}: pip install {_PACKAGES[engine]}") from error
+        if type(error).__name__ == "DatasetBuildError":
+            raise DataError(
+                f"{path} holds variables with different levels, times or grids: {error.args[0]}. Split the file first, for "
+                f"example with: grib_copy {path.name} '[shortName]_[typeOfLevel].grib'"
+            ) from error
         raise CorruptError(f"{path} is truncated or corrupt: {error}. Copy or download it again.") from error
+    needed = sum(variable.nbytes for variable in variables.values()) if engine == "netcdf4" else 0
+    if needed > path.stat().st_size:  # netCDF4 would read zeros
+        raise CorruptError(f"{path} is truncated: {path.stat().st_size:,} bytes, and its variables need {needed:,}.")
     return {str(name): _array(path, str(name), variable, engine, stamp) for name, variable in variables.items()}
 
 
@@ -61,7 +70,8 @@ def _variables(path: Path, engine: Engine, stamp: int, process: int) -> dict[str
     """Open a file once in each process, and again if it was replaced."""
     import xarray  # noqa: PLC0415  of the extra `datacube`
 
-    options: dict[str, Any] = {"backend_kwargs": {"indexpath": ""}} if engine == "cfgrib" else {}  # write no index
+    kept = {"indexpath": "", "errors": "raise"}  # write no index, and skip neither messages nor variables
+    options: dict[str, Any] = {"backend_kwargs": kept} if engine == "cfgrib" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Zarr stores without consolidated metadata, and of GRIB keys
         data = xarray.open_dataset(path, engine=engine, decode_cf=False, cache=False, **options)
