@@ -62,7 +62,7 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	$(BIN)/python -m benchmarks data
 
 bench-datacube: setup  ## measure the datacube recipe against the usual way, in parts
-	.ci/install -e '.[datacube]'
+	.ci/install -e '.[datacube,bench-datacube]'
 	$(BIN)/python -m benchmarks datacube
 
 bench-recipes: setup  ## tune and train the recipes on real data, in parts (about four hours); HASTEN_DATA names the data
