@@ -1,5 +1,6 @@
 """`python -m benchmarks datacube`: the datacube recipe, part by part. Existing parts are kept without `--again`.
 
+read      reading of files of each kind against xarray and against their bytes
 regrid    1.9 GB of five variables to 64 x 64, against xarray, dask, h5coro-hidefix and the page cache
 physics   batches, augmentation and constraints against the usual way
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks.record import RESULTS, provenance, record
 
-PARTS = ("regrid", "physics")
+PARTS = ("read", "regrid", "physics")
 """Modules of this folder with `run(record)`, which gets the parts measured so far."""
 
 
