@@ -33,7 +33,7 @@ from hasten.data.cube.regrid import Grid, regridder
 NAMES = ("t", "u", "v", "q", "z")
 SHAPE = (73, 20, 181, 360)
 SIDE = 64
-ROUNDS = 5
+ROUNDS = 3
 KINDS = ("float32", "int16", "zlib")
 GOALS = {"float32": 10.0, "int16": 20.0, "zlib": 5.0}
 """Smallest accepted ratio to xarray."""
