@@ -106,6 +106,16 @@ def test_a_repeated_meridian_counts_once() -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["bilinear", "conservative"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_repeated_meridian_of_the_target_has_the_values_of_the_first(method: str, order: int) -> None:
+    target = Grid(LATITUDES, tuple(np.linspace(0, 360, 37)[::order].tolist()))
+    made = regridder(GLOBE, target, method)(smooth(GLOBE))
+    assert torch.equal(made[:, 0], made[:, -1])
+    assert made.isfinite().all()
+    assert torch.allclose(made, smooth(target), atol=0.02)
+
+
 def test_missing_values_have_no_weight() -> None:
     field = torch.full((2, *GLOBE.shape), 5.0)
     field[0, 10:20, 30:50] = torch.nan

@@ -236,6 +236,8 @@ def _weights(source: _Axis, target: _Axis, name: str, way: str) -> _Values:
     found = _overlaps(source, low, high, name) if way == "conservative" else _between(source, points)
     weights = np.zeros((target.size, source.size))
     weights[np.ix_(target.order, source.order)] = found
+    if len(target.order) < target.size:  # a repeated meridian has the values of the first
+        weights[np.setdiff1d(np.arange(target.size), target.order)] = weights[target.order[0]]
     return weights
 
 
