@@ -3,6 +3,7 @@
 read      reading of files of each kind against xarray and against their bytes
 regrid    1.9 GB of five variables to 64 x 64, against xarray, dask, h5coro-hidefix and the page cache
 physics   batches, augmentation and constraints against the usual way
+job       tune the naive forecasting job on a generated atmosphere
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from benchmarks.record import RESULTS, provenance, record
 
-PARTS = ("read", "regrid", "physics")
+PARTS = ("read", "regrid", "physics", "job")
 """Modules of this folder with `run(record)`, which gets the parts measured so far."""
 
 
