@@ -19,6 +19,8 @@ OTHER_MEANINGS = {
     ("recipes/detection/evaluate.py", "precision"): "the metric",
     ("recipes/ocr/metrics.py", "precision"): "the metric",
     ("script/watch/seams.py", "compile"): "the function of torch",
+    ("size/memory.py", "precision"): "a setting of the size calculation",
+    ("size/memory.py", "sharding"): "a setting of the size calculation",
     ("tune/batch/search.py", "optimizer_batch"): "a key of the result, in samples",
 }
 """(File, word) -> the meaning of the word in that file, if it is not the name of an optimization."""

@@ -247,7 +247,7 @@ def gain_words(row: Mapping[str, Any]) -> str:
 
 def _times(ratio: float) -> str:
     """Format a ratio with its significant digits."""
-    return f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def claim_words(hoped_gain: str | None) -> tuple[str, str]:
