@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,35 @@ def record(name: str, result: dict[str, Any], command: str) -> Path:
     path = RESULTS / f"{name}.json"
     head = {"name": name, "command": command, **provenance()}
     write_json(without_paths({**head, **result}), path)
+    return path
+
+
+def record_parts(
+    name: str,
+    parts: Sequence[str],
+    measure: Callable[[str, dict[str, Any]], Mapping[str, Any]],
+    summary: Callable[[dict[str, Any]], Mapping[str, Any]],
+    *,
+    again: bool = False,
+) -> Path:
+    """Measure the requested parts of a benchmark that are missing. Each is recorded when it is done.
+
+    Args:
+        name: Name of the benchmark.
+        parts: Names of the parts.
+        measure: Measures a part, given its name and the parts measured so far.
+        summary: Returns what stands above the parts.
+        again: Repeat existing parts.
+    """
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    for part in parts:
+        if part in found and not again:
+            print(f"{part} exists", flush=True)
+            continue
+        print(f"measuring {part}", flush=True)
+        found[part] = {**measure(part, found), "where": provenance()}
+        path = record(name, {**summary(found), "parts": found}, f"python -m benchmarks {name}")
     return path
 
 

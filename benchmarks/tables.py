@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts, pruning_techniques, size_tables
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
+from benchmarks.datacube import table as datacube
 from benchmarks.groundtruth import table as groundtruth
 from benchmarks.more_tables import (
     checkpointing_table,
@@ -75,6 +76,8 @@ def summary(found: Found) -> str:
         rows.append(("data loading, compared with other libraries", seen, stores))
     if trained := found.get("recipes"):
         rows.append(("recipes: object detection and text detection", recipes.headline(trained), trained))
+    if gridded := found.get("datacube"):
+        rows.append(("gridded data: reading, regridding, physics, forecasting", datacube.headline(gridded), gridded))
     if not rows:
         return ""
     machines = [result["machine"] for _, _, result in rows]
@@ -243,6 +246,8 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "checkpointing": _lines("checkpointing", checkpointing_table),
     "checkpoints": lambda found: checkpoint_table.table(found["checkpoints"]),
     "data": lambda found: data_layer.tables(found["data"]),
+    "datacube_goals": lambda found: datacube.goals(found["datacube"]),
+    "datacube_regrid": lambda found: datacube.regrid(found["datacube"]),
     "detection": lambda found: recipes.detection(found["recipes"]),
     "gate": _lines("gate", gate_table),
     "gpu_only": catalogue.gpu_only,

@@ -9,36 +9,26 @@ job       tune the naive forecasting job on a generated atmosphere
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, provenance, record
+from benchmarks.record import record_parts
 
 PARTS = ("read", "regrid", "physics", "job")
 """Modules of this folder with `run(record)`, which gets the parts measured so far."""
 
 
 def run(parts: Sequence[str], *, again: bool = False) -> Path:
-    """Measure the requested parts that are missing. Each is recorded when it is done.
-
-    Args:
-        parts: Names of the parts.
-        again: Repeat existing parts.
-    """
-    path = RESULTS / "datacube.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
-    for part in parts:
-        if part in found and not again:
-            print(f"{part} exists", flush=True)
-            continue
-        print(f"measuring {part}", flush=True)
-        measured = import_module(f"benchmarks.datacube.{part}").run(found)
-        found[part] = {**measured, "where": provenance()}
-        path = record("datacube", {"goals": goals(found), "parts": found}, "python -m benchmarks datacube")
-    return path
+    """Measure the requested parts that are missing, or all of them again."""
+    return record_parts(
+        "datacube",
+        parts,
+        lambda part, found: import_module(f"benchmarks.datacube.{part}").run(found),
+        lambda found: {"goals": goals(found)},
+        again=again,
+    )
 
 
 def goals(found: Mapping[str, Any]) -> dict[str, Any]:

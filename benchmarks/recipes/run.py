@@ -13,7 +13,6 @@ ocr-valid         a validation pass with the trained network in both forms, rela
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from benchmarks.recipes.learn import run_learning, weights_of
 from benchmarks.recipes.maps import ROUNDS
 from benchmarks.recipes.maps import run as run_maps
 from benchmarks.recipes.passes import NAIVE, REAL, run_passes
-from benchmarks.record import RESULTS, ROOT, provenance, record
+from benchmarks.record import ROOT, record_parts
 from benchmarks.rivals.compare import side_by_side
 from benchmarks.tuning import tuned
 from hasten.core.plan import Plan
@@ -72,16 +71,7 @@ def run(parts: list[str], asked: Asked, *, again: bool = False) -> Path:
         asked: How to run the tunings among them.
         again: Repeat existing parts.
     """
-    path = RESULTS / "recipes.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
-    for part in parts:
-        if part in found and not again:
-            print(f"{part} exists", flush=True)
-            continue
-        print(f"measuring {part}", flush=True)
-        found[part] = {**PARTS[part](found, asked), "where": provenance()}
-        path = record("recipes", {**figures(found), "parts": found}, "python -m benchmarks recipes")
-    return path
+    return record_parts("recipes", parts, lambda part, found: PARTS[part](found, asked), figures, again=again)
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,6 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
         return SimpleNamespace(run=measure)
 
     monkeypatch.setattr(run, "import_module", part)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     return calls
 

@@ -207,7 +207,7 @@ def test_solutions_are_valid_and_within_their_error(target: str) -> None:
 
 
 def test_the_plan_fits_85_gb_only_with_less_than_full_states_or_more_devices() -> None:
-    rows = fit(SOUND, Setup(), 85e9, 1)
+    rows = list(fit(SOUND, Setup(), 85e9, 1))
     full = [row for row in rows if row.setup.sharding == "none" and row.setup.precision == "mixed"]
     assert full
     assert not any(row.fits for row in full)

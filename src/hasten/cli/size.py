@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from hasten.cli.command import JsonOption
-from hasten.cli.say import console, give_json, say
+from hasten.cli.say import console, give_json, progress_bar, say
 from hasten.core.errors import JobError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hasten.size.memory import Memory, Setup
     from hasten.size.shape import Shape
@@ -82,7 +82,9 @@ def size(
         found = _solved(number(target, "--target"), like, either_form=not swiglu, either_tied=not tied)
     elif not missing:
         shape = Shape(layers=layers or 0, hidden=hidden or 0, heads=heads or 0, kv_heads=kv_heads, ffn=ffn, **form)
-        time = None if tokens is None else (number(tokens, "--tokens"), number(peak or "0", "--peak"), utilisation)
+        if (tokens is None) != (peak is None):
+            raise JobError("--tokens and --peak give the time together: --tokens 260B --peak 989T.")
+        time = None if tokens is None else (number(tokens, "--tokens"), number(peak or "", "--peak"), utilisation)
         found = _explained(shape) if explain else _of_shape(shape, setup, fit, time, growth=growth)
     elif fit is not None and len(missing) == len(sizes):
         found = _largest(Shape(layers=1, hidden=128, heads=1, **form), setup, fit)
@@ -130,21 +132,27 @@ def _of_shape(shape: Shape, setup: Setup, fit: str | None, time: Any, *, growth:
         found["growth"] = solve.grown(shape, setup)
     if fit is not None:
         num_bytes, ranks = solve.devices(fit)
-        found["fits"] = [_fit_row(row) for row in solve.fit(shape, setup, num_bytes, ranks)]
+        found["fits"] = _fit_rows(solve.fit(shape, setup, num_bytes, ranks), len(list(solve.setups(setup, ranks))))
         least = replace(setup, sharding="none", ranks=1, precision="mixed", states="adam", recomputed=True)
         found |= {"devices": fit, "fewest_fsdp2": solve.fewest_devices(shape, least, num_bytes)}
     return found
 
 
-def _fit_row(row: Fit) -> Row:
-    return {"fits": row.fits, "model": _model(row.shape), "memory": _memory(row.setup, row.memory)}
+def _fit_rows(fits: Iterator[Fit], count: int) -> list[Row]:
+    rows = []
+    with progress_bar("finding what trains", count) as advance:
+        for fit in fits:
+            rows.append({"fits": fit.fits, "model": _model(fit.shape), "memory": _memory(fit.setup, fit.memory)})
+            advance(1)
+    return rows
 
 
 def _largest(like: Shape, setup: Setup, fit: str) -> Row:
-    from hasten.size.solve import devices, largest
+    from hasten.size.solve import devices, largest, setups
 
     num_bytes, ranks = devices(fit)
-    return {"devices": fit, "largest": [_fit_row(row) for row in largest(like, setup, num_bytes, ranks)]}
+    count = sum(one.recomputed for one in setups(setup, ranks))
+    return {"devices": fit, "largest": _fit_rows(largest(like, setup, num_bytes, ranks), count)}
 
 
 def _solved(target: float, like: Shape, *, either_form: bool, either_tied: bool) -> Row:
@@ -267,12 +275,13 @@ def _show_model(found: Row) -> None:
 def _show_fits(rows: Sequence[Row], *, with_model: bool) -> None:
     from hasten.report.words import bytes_words
 
-    _table(("setup", "model" if with_model else "trains", "batch", "peak"), [
+    _table(("setup", "model" if with_model else "trains", "batch", "peak", "host"), [
         (
             row["memory"]["setup"],
             f"{row['model']['parameters'] / 1e9:.1f} B" if with_model and row["fits"] else ("yes" if row["fits"] else "no"),
             str(row["memory"]["batch"]) if row["fits"] else "",
             bytes_words(row["memory"]["peak_bytes"]),
+            bytes_words(row["memory"]["host_bytes"]) if row["memory"]["host_bytes"] else "",
         )
         for row in rows
     ])  # fmt: skip

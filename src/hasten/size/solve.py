@@ -159,9 +159,10 @@ def setups(base: Setup, ranks: int) -> Iterator[Setup]:
         )
 
 
-def fit(shape: Shape, base: Setup, num_bytes: float, ranks: int) -> list[Fit]:
-    """Return for each setup whether a model fits, and the largest micro-batch."""
-    return [_largest_batch(shape, setup, num_bytes) for setup in setups(base, ranks)]
+def fit(shape: Shape, base: Setup, num_bytes: float, ranks: int) -> Iterator[Fit]:
+    """Yield for each setup whether a model fits, and the largest micro-batch."""
+    for setup in setups(base, ranks):
+        yield _largest_batch(shape, setup, num_bytes)
 
 
 def _largest_batch(shape: Shape, setup: Setup, num_bytes: float) -> Fit:
@@ -189,17 +190,15 @@ def fewest_devices(shape: Shape, setup: Setup, num_bytes: float, most: int = 409
     return None
 
 
-def largest(like: Shape, base: Setup, num_bytes: float, ranks: int) -> list[Fit]:
-    """Return for each setup with checkpointing the largest transformer of 128 hidden values per layer that fits."""
-    found = []
+def largest(like: Shape, base: Setup, num_bytes: float, ranks: int) -> Iterator[Fit]:
+    """Yield for each setup with checkpointing the largest transformer of 128 hidden values per layer that fits."""
     for setup in (tried for tried in setups(base, ranks) if tried.recomputed):
         low, high = 1, 160
         while low < high:
             size = (low + high + 1) // 2
             shape = _of_size(like, size)
             low, high = (size, high) if memory_of(shape, setup).peak <= usable(num_bytes) else (low, size - 1)
-        found.append(_largest_batch(_of_size(like, low), setup, num_bytes))
-    return found
+        yield _largest_batch(_of_size(like, low), setup, num_bytes)
 
 
 def _of_size(like: Shape, size: int) -> Shape:

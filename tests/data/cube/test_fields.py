@@ -23,6 +23,9 @@ from hasten.data.cube.open import open_cube
 from hasten.data.cube.regrid import Grid, regridder
 from hasten.data.cube.windows import CubeWindows
 
+HOUR_ZERO = 978_307_200
+"""2001-01-01, in seconds since 1970."""
+
 
 def data(first: int = 0, times: int = 12, *, rows: int = 19) -> xarray.Dataset:
     rng = np.random.default_rng(first)
@@ -63,7 +66,7 @@ def test_a_folder_becomes_a_store_with_the_facts_that_training_needs(files: Path
     store = Store(tmp_path / "store")
     rows = store.take(range(24))
     np.testing.assert_allclose(rows["fields"], right(files, (8, 12)).numpy(), atol=1e-6)
-    assert rows["time"].tolist() == list(range(24))
+    assert rows["time"].tolist() == [HOUR_ZERO + 3600 * hour for hour in range(24)]
     facts = store.manifest.provenance
     assert [(one["variable"], one["level"]) for one in json.loads(facts["channels"])] == [
         ("q", 850),
@@ -71,7 +74,7 @@ def test_a_folder_becomes_a_store_with_the_facts_that_training_needs(files: Path
         ("p", None),
     ]
     assert len(json.loads(facts["grid"])["longitude"]) == 12
-    assert json.loads(facts["time"])["units"] == "hours since 2001-01-01"
+    assert json.loads(facts["time"])["units"] == "seconds since 1970-01-01"
     assert any(remark.startswith("q: read by ") for remark in made.remarks)
 
 
@@ -97,7 +100,7 @@ def test_windows_of_a_store_are_those_of_the_files_and_resume(files: Path, tmp_p
         torch.testing.assert_close(lazy[index]["fields"], windows[index], atol=1e-6, rtol=0)
     loaded = next(iter(DataLoader(lazy, batch_size=3, num_workers=1)))
     torch.testing.assert_close(loaded["fields"], windows[:3], atol=1e-6, rtol=0)
-    assert loaded["time"][2].tolist() == [4, 5, 6, 7, 8]
+    assert loaded["time"][2].tolist() == [HOUR_ZERO + 3600 * hour for hour in (4, 5, 6, 7, 8)]
 
     shuffled = Stream(tmp_path / "store", batch_size=3, length=5, columns=["fields"], form="torch", seed=3)
     everything = iter(shuffled)
@@ -107,6 +110,31 @@ def test_windows_of_a_store_are_those_of_the_files_and_resume(files: Path, tmp_p
     again = Stream(tmp_path / "store", batch_size=3, length=5, columns=["fields"], form="torch", seed=3)
     again.load_state_dict(state)
     assert all(torch.equal(one["fields"], other) for one, other in zip(again, rest, strict=True))
+
+
+def test_files_that_count_from_different_dates_have_one_time(files: Path, tmp_path: Path) -> None:
+    later = data(24)
+    later["time"] = ("time", np.arange(12) / 24, {"units": "days since 2001-01-02"})
+    later.to_netcdf(files / "c.nc")
+    convert(files, tmp_path / "store", grid=(8, 12))
+    times = Store(tmp_path / "store").take(range(36))["time"]
+    np.testing.assert_allclose(times, HOUR_ZERO + 3600 * np.arange(36), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(Fields(open_cube(sorted(files.glob("*.nc")))).times, times, rtol=0, atol=1e-3)
+
+
+def test_a_file_that_was_deleted_after_it_was_opened(files: Path) -> None:
+    fields = Fields(open_cube(sorted(files.glob("*.nc"))))
+    (files / "a.nc").unlink()
+    with pytest.raises(CorruptError, match=r"a\.nc: q: .* cannot be read: .*No such file"):
+        fields.read(12, 24)
+    (files / "b.nc").unlink()
+    with pytest.raises(CorruptError, match=r"b\.nc: q cannot be read: .*No such file"):
+        fields.read(0, 12)
+
+
+def test_skipped_files_are_counted(files: Path, tmp_path: Path) -> None:
+    (files / "notes.txt").write_text("", encoding="ascii")
+    assert "skipped files with the ending .txt: 1" in convert(files, tmp_path / "store").remarks
 
 
 def test_few_times_are_read_at_once_and_chunks_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +199,13 @@ def test_variables_on_two_grids_are_refused(tmp_path: Path) -> None:
 def test_a_gap_in_time_is_told(files: Path, tmp_path: Path) -> None:
     data(50).to_netcdf(files / "c.nc")
     remarks = convert(files, tmp_path / "store").remarks
-    assert "times are missing after 23 hours since 2001-01-01, and in 1 places in all" in remarks
+    assert "times are missing in 1 places, first after 2001-01-01 23:00:00: windows of the store span them" in remarks
+    fields = Fields(open_cube(sorted(files.glob("*.nc"))))
+    assert fields.starts(5) == [*range(20), *range(24, 32)]
+    assert fields.starts(5, stride=3, first=18, stop=30) == [18, 24]
+    assert len(CubeWindows(fields, length=5)) == 28
+    with pytest.raises(DataError, match="no window of 25 consecutive times among 36 times, with 1 gaps in all"):
+        fields.starts(25)
     assert gaps(np.arange(4.0)) == []
 
 

@@ -51,7 +51,7 @@ WAYS = [
     ({"chunks": CHUNKS, "shuffle": True}, "chunks by threads, shuffle"),
     ({"chunks": CHUNKS}, "chunks by threads"),
     ({"chunks": (1, *SHAPE[1:]), "fletcher32": True}, "chunks by threads, fletcher32"),
-    ({}, "memory map"),
+    ({}, "direct access"),
     ({"chunks": CHUNKS, "compression": "lzf"}, "h5py: filter lzf"),
     ({"chunks": CHUNKS, "scaleoffset": 0}, "h5py: filter scaleoffset"),
 ]

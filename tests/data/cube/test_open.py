@@ -30,7 +30,7 @@ def test_reanalysis_is_decoded_as_xarray_does(climate: Path) -> None:
         for name, variable in cube.variables.items():
             assert np.array_equal(cube.read(name, 0, 2), right[name].values.astype(np.float32))
             assert variable.shape == (2, 3, 241, 480)
-            assert variable.way == "memory map"
+            assert variable.way == "direct access"
             assert variable.standard_name == right[name].attrs.get("standard_name", "")
             assert [axis.role for axis in variable.axes] == ["time", "level", "latitude", "longitude"]
     month, _, latitude, longitude = cube.variables["u"].axes

@@ -20,7 +20,7 @@ def test_windows_are_views_and_fields_must_fit_into_memory(tmp_path: Path, monke
     fields = Fields(open_cube([tmp_path / "c.nc"], variables=["humidity", "u"]), grid=(32, 64))
     values = in_memory(fields)
     assert values.shape == (7, 4, 32, 64)
-    windows = Windows(values, 2, 7, 3)
+    windows = Windows(values, [2, 3, 4], 3)
     assert len(windows) == 3
     assert windows[2].data_ptr() == values[4].data_ptr()
     assert torch.equal(windows[2], values[4:7])

@@ -103,6 +103,14 @@ def test_all_times_of_a_sample_share_its_augmentation(file: Path) -> None:
     assert plain.random_transform(sample) is sample
 
 
+def test_windows_that_shift_have_the_times_to_shift_into(file: Path) -> None:
+    job = job_of(DatacubeJob, file, augmentation=Augmentation(shift_steps=3))
+    sample = job.train_data()[0]
+    assert len(sample) == 8
+    assert len(job.random_transform(sample)) == len(job.valid_data()[0]) == 5
+    assert job.loss(job.model(), job.random_transform(sample)[None]).isfinite()
+
+
 def test_a_part_of_the_globe(file: Path, tmp_path: Path) -> None:
     part = xarray.open_dataset(file, decode_times=False).isel(longitude=slice(3, 20))
     part.to_netcdf(tmp_path / "part.nc", engine="netcdf4")

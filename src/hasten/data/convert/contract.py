@@ -218,10 +218,11 @@ def units_of(path: Path, endings: Sequence[str], parts: Callable[[Path], Iterabl
             made = [Unit(path=str(file), problem=reason_of(error))]
         listing.skipped["files without records"] += not made
         units += made
-    return _noted(units, listing)
+    return noted(units, listing)
 
 
-def _noted(units: list[Unit], listing: Listing) -> list[Unit]:
+def noted(units: list[Unit], listing: Listing) -> list[Unit]:
+    """Add what was skipped in the listing to the first unit."""
     notes = tuple((words, count) for words, count in listing.skipped.items() if count)
     return [replace(units[0], notes=notes), *units[1:]] if units else units
 
@@ -278,7 +279,7 @@ class FileFolder(Reader):
             )
             for group in groups
         ]
-        return _noted([*units, *(Unit(path=str(file), problem=reason) for file, reason in problems)], listing)
+        return noted([*units, *(Unit(path=str(file), problem=reason) for file, reason in problems)], listing)
 
 
 def size_of(path: Path) -> int:

@@ -157,6 +157,11 @@ def in_units(axis: Axis, units: str) -> NDArray[np.float64]:
     return np.asarray(cftime.date2num(dates, units, axis.calendar), np.float64)
 
 
+def date_of(value: float, units: str, calendar: str | None) -> str:
+    """Return a time for people: its date, or the number if it is a plain one."""
+    return f"{value:g} {units}".strip() if calendar is None else str(_cftime().num2date(value, units, calendar))
+
+
 def difference(axis: Axis, other: Axis) -> str | None:
     """Say how two axes of a grid differ. None if they are the same."""
     if axis.role == "level" and axis.units != other.units:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hasten.core.errors import CorruptError, MachineError
-from hasten.data.cube.stored import Mapped, Stored, plain
+from hasten.data.cube.stored import Direct, Stored, plain
 
 
 def read_classic(path: Path) -> dict[str, Stored]:
@@ -40,7 +40,7 @@ def read_classic(path: Path) -> dict[str, Stored]:
 def _array(path: Path, name: str, variable: Any, base: int) -> Stored:
     data = variable.data
     address, _ = data.__array_interface__["data"]
-    return Mapped(
+    return Direct(
         path=path,
         name=name,
         dims=tuple(variable.dimensions),
@@ -48,7 +48,7 @@ def _array(path: Path, name: str, variable: Any, base: int) -> Stored:
         dtype=np.dtype(data.dtype),
         attrs=plain(variable._attributes),  # noqa: SLF001  the public way mixes them with methods
         grain=(1,) * data.ndim,
-        way="memory map",
+        way="direct access",
         offset=address - base,
         strides=data.strides,
     )

@@ -137,11 +137,6 @@ class Cube:
         """Return the files of a variable in the order of time: each with its number of times, and that of a chunk."""
         return [(part.stored.path, part.stored.shape[0], part.stored.grain[0]) for part in self._parts[name]]
 
-    def close(self) -> None:
-        """Release everything. The cube cannot be read after it."""
-        self._parts = {}
-        self.variables = {}
-
 
 def missing(name: str, known: Mapping[str, object], left_out: Mapping[str, str]) -> str:
     """Say that there is no variable of this name, which ones are near, or why it is left out."""

@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from hasten.core.errors import DataError
-from hasten.data.cube.axes import difference
+from hasten.data.cube.axes import difference, in_units
 from hasten.data.cube.channels import Channel, channels_of
 from hasten.data.cube.cube import Cube
 from hasten.data.cube.regrid import Grid, Method, regridder
 
 READ_BYTES = 2**26
 """Size of what is read before it is regridded."""
+TIME_UNITS = "seconds since 1970-01-01"
 
 
 class Fields:
@@ -41,8 +42,9 @@ class Fields:
         variables: Its variables that are read.
         channels: What each channel is.
         grid: Grid of the result.
-        times: Times as stored, [time].
-        time_units: Their units, such as `hours since 1900-01-01`.
+        times: Times, [time]: files may count from different dates, so they are converted to seconds since 1970. Times that
+            are plain numbers, such as months, are as stored.
+        time_units: Their units.
         calendar: Their calendar; None if the times are plain numbers.
 
     Raises:
@@ -69,7 +71,9 @@ class Fields:
                         f"{differs}. Choose variables that share one grid, or regrid the files to one grid first."
                     )
         time, latitude, longitude = (first.axes[at] for at in (0, -2, -1))
-        self.times, self.time_units, self.calendar = time.values, time.units, time.calendar
+        self.calendar = time.calendar
+        self.time_units = time.units if time.calendar is None else TIME_UNITS
+        self.times = in_units(time, self.time_units)
         source = Grid(tuple(latitude.values.tolist()), tuple(longitude.values.tolist()))
         self.grid = source if grid is None else grid if isinstance(grid, Grid) else Grid.over(source, *grid)
         self._regrid = None if self.grid == source else regridder(source, self.grid, method)
@@ -120,6 +124,31 @@ class Fields:
                     "Leave it out: name the other variables."
                 )
         return out
+
+    def starts(self, length: int, *, stride: int = 1, first: int = 0, stop: int | None = None) -> list[int]:
+        """Return the first time of each window of consecutive times. No window spans a gap (see `gaps`).
+
+        Args:
+            length: Times of a window.
+            stride: Times between the starts of two windows.
+            first: First time of the first window.
+            stop: Time after the last. None for all.
+
+        Raises:
+            DataError: There is no such window.
+        """
+        if length < 1 or stride < 1:
+            raise DataError(f"length and stride of windows must be at least 1, not {length} and {stride}.")
+        stop = len(self) if stop is None else stop
+        starts, after = np.arange(first, stop - length + 1, stride), gaps(self.times)
+        starts = starts[np.searchsorted(after, starts) == np.searchsorted(after, starts + length - 1)]
+        if not len(starts):
+            raise DataError(
+                f"there is no window of {length:,} consecutive times among {stop - first:,} times, with {len(after):,} gaps "
+                "in all. Give more files, or use shorter windows."
+            )
+        found: list[int] = starts.tolist()
+        return found
 
     def _steps(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
         """Divide times into those to read at once: ends of chunks, as far apart as `READ_BYTES` allow."""

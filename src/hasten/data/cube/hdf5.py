@@ -1,6 +1,6 @@
 """Read NetCDF-4 and other HDF5 files: h5py reads the structure, and values are read past it where that is safe and faster.
 
-contiguous                         each read maps its range of the file
+contiguous                         each read takes its range of the file
 chunks: zlib, shuffle, fletcher32  h5py finds the chunks; threads read their bytes and decode them
 everything else                    h5py reads it, under its lock
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hasten.core.errors import CorruptError, DataError, HastenError, MachineError
-from hasten.data.cube.stored import Block, Mapped, Raw, Stored, plain
+from hasten.data.cube.stored import Block, Direct, Raw, Stored, plain
 
 _ROOT = ("DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME")
 """Attributes that link arrays to dimensions."""
@@ -76,7 +76,7 @@ def _array(path: Path, name: str, dataset: Any, ids: dict[int, str]) -> Stored:
             "Copy or download it again."
         )
     strides = tuple(np.cumprod((dataset.dtype.itemsize, *dataset.shape[:0:-1]))[::-1].tolist())
-    return Mapped(**common, grain=(1,) * dataset.ndim, way="memory map", offset=offset, strides=strides)
+    return Direct(**common, grain=(1,) * dataset.ndim, way="direct access", offset=offset, strides=strides)
 
 
 def _unusual(dataset: Any) -> str | None:
@@ -183,7 +183,11 @@ class Chunked(Stored):
         spans = [range(part.start // grain, -(-part.stop // grain)) for part, grain in zip(block, self.grain, strict=True)]
         shape = tuple(part.stop - part.start for part in block)
         out: Raw | None = None
-        with self.path.open("rb") as file:
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise CorruptError(f"{self.where} cannot be read: {error}.") from error
+        with file:
             for places in product(*spans):
                 chunk = self._chunk(file.fileno(), int(np.ravel_multi_index(places, counts)))
                 starts = [place * grain for place, grain in zip(places, self.grain, strict=True)]
@@ -205,9 +209,9 @@ class Chunked(Stored):
         if at == len(self.index) or int(self.index[at, 0]) != number:
             return None
         _, offset, length, skipped = self.index[at].tolist()
-        data = os.pread(file, length, offset)
         size = math.prod(self.grain) * self.dtype.itemsize
         try:
+            data = os.pread(file, length, offset)
             if len(data) != length:
                 raise ValueError(f"the file ends after {len(data):,} of {length:,} bytes")  # noqa: TRY301
             for bit, code in reversed(list(enumerate(self.filters))):
@@ -215,7 +219,7 @@ class Chunked(Stored):
                     data = _decoded(code, data, size, self.dtype.itemsize)
             if len(data) != size:
                 raise ValueError(f"{len(data):,} bytes instead of {size:,}")  # noqa: TRY301
-        except (ValueError, RuntimeError, zlib.error, _isal().error) as error:
+        except (OSError, ValueError, RuntimeError, zlib.error, _isal().error) as error:
             raise CorruptError(f"{self.where}: chunk {number:,} at byte {offset:,} is corrupt: {error}.") from error
         return np.frombuffer(data, self.dtype).reshape(self.grain)
 

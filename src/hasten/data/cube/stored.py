@@ -85,8 +85,8 @@ class Stored(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapped(Stored):
-    """An array whose bytes are in the file as they are: each read maps its range into memory, and copies nothing.
+class Direct(Stored):
+    """An array whose values are in the file as they are.
 
     Attributes:
         offset: Where the first value is, in bytes.
@@ -114,8 +114,11 @@ class Mapped(Stored):
         first, length, _ = self._range(block)
         if length != out.nbytes or not out.flags.c_contiguous:
             return self.load(block)
-        with self.path.open("rb", buffering=0) as file:
-            read = os.preadv(file.fileno(), [out.reshape(-1).view(np.uint8).data], first)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                read = os.preadv(file.fileno(), [out.reshape(-1).view(np.uint8).data], first)
+        except OSError as error:
+            raise CorruptError(f"{self.where}: bytes {first:,} to {first + length:,} cannot be read: {error}.") from error
         if read != length:
             raise CorruptError(f"{self.where}: bytes {first + read:,} to {first + length:,} are missing.")
         return out

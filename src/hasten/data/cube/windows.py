@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from hasten.core.errors import DataError
 from hasten.data.cube.fields import Fields
 
 
 class CubeWindows(Dataset[dict[str, Any]]):
-    """Windows of a cube as a map-style dataset. It can be sent to the workers of a DataLoader.
+    """Windows of a cube as a map-style dataset, none across a gap in time. Workers of a DataLoader can use it.
 
     Args:
         fields: What to read.
@@ -27,22 +26,19 @@ class CubeWindows(Dataset[dict[str, Any]]):
         stride: Times between the starts of two windows.
 
     Raises:
-        DataError: There are fewer times than a window has.
+        DataError: There is no such window.
     """
 
     def __init__(self, fields: Fields, *, length: int, stride: int = 1) -> None:
-        if length < 1 or stride < 1:
-            raise DataError(f"length and stride of windows must be at least 1, not {length} and {stride}.")
-        if len(fields) < length:
-            raise DataError(f"the files have {len(fields):,} times, fewer than one window of {length:,}.")
-        self.fields, self._length, self._stride = fields, length, stride
+        self.fields, self._length = fields, length
+        self._starts = fields.starts(length, stride=stride)
 
     def __len__(self) -> int:
         """Return the number of windows."""
-        return (len(self.fields) - self._length) // self._stride + 1
+        return len(self._starts)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return a window: `fields` float32 [length, channel, latitude, longitude], and `time` as stored [length]."""
-        start = range(len(self))[index] * self._stride
+        """Return a window: `fields` float32 [length, channel, latitude, longitude], and `time`, float64 [length]."""
+        start = self._starts[index]
         stop = start + self._length
         return {"fields": self.fields.read(start, stop), "time": torch.from_numpy(self.fields.times[start:stop].copy())}

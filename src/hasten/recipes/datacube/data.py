@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -21,21 +22,18 @@ class Windows(Dataset[torch.Tensor]):
 
     Args:
         values: All times, `[time, channel, latitude, longitude]`.
-        start: First time.
-        stop: Time after the last.
+        starts: First time of each item.
         window: Times of an item.
     """
 
-    def __init__(self, values: torch.Tensor, start: int, stop: int, window: int) -> None:
-        self.values, self.start, self.window = values, start, window
-        self.num_windows = stop - start - window + 1
+    def __init__(self, values: torch.Tensor, starts: Sequence[int], window: int) -> None:
+        self.values, self.starts, self.window = values, starts, window
 
     def __len__(self) -> int:
-        return self.num_windows
+        return len(self.starts)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        first = self.start + range(self.num_windows)[index]
-        return self.values[first : first + self.window]
+        return self.values[self.starts[index] : self.starts[index] + self.window]
 
 
 def in_memory(fields: Fields) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -146,18 +147,28 @@ class DatacubeJob(Job):
         else:
             raise JobError(f"{type(self).__name__}.network must be 'transformer' or 'unet', not {self.network!r}.")
         values = self.values[: self.times()[0]].numpy()
-        mean, std = np.nanmean(values, axis=(0, 2, 3)), np.nanstd(values, axis=(0, 2, 3))
+        mean, std = self.statistics
         change = np.nanstd(np.diff(values, axis=0), axis=(0, 2, 3))
         tiny = np.maximum(1e-6 * np.abs(mean), 1e-12)  # of a constant channel
         return Forecaster(network, mean.tolist(), np.maximum(std, tiny).tolist(), np.maximum(change, tiny).tolist())
 
+    def train_windows(self) -> tuple[list[int], int]:
+        """Return the first times of the training windows, and their length. None spans a gap in time."""
+        length = self.num_in + self.num_out + self.augmentation.shift_steps
+        return self.fields.starts(length, stop=self.times()[0]), length
+
+    def valid_windows(self) -> tuple[list[int], int]:
+        """Return the same of the held-out windows."""
+        (first, stop), length = self.times(), self.num_in + self.num_out
+        return self.fields.starts(length, first=first, stop=stop), length
+
     def train_data(self) -> Dataset[Any]:
         """Return the windows of the training times."""
-        return Windows(self.values, 0, self.times()[0], self.num_in + self.num_out)
+        return Windows(self.values, *self.train_windows())
 
     def valid_data(self) -> Dataset[Any]:
         """Return the windows of the held-out times."""
-        return Windows(self.values, *self.times(), self.num_in + self.num_out)
+        return Windows(self.values, *self.valid_windows())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Create the fused optimizer, which updates all weights in one call."""
@@ -176,10 +187,15 @@ class DatacubeJob(Job):
         return augment(self.augmenter, [sample.float()], torch.randint(2**62, (1,)))[0]
 
     @cached_property
-    def augmenter(self) -> Augmenter:
-        """What augments the training samples, by the statistics of the training times."""
+    def statistics(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and standard deviation of each channel over the training times, [channel]."""
         values = self.values[: self.times()[0]].numpy()
-        mean, std = (measure(values, axis=(0, 2, 3)).tolist() for measure in (np.nanmean, np.nanstd))
+        return np.nanmean(values, axis=(0, 2, 3)), np.nanstd(values, axis=(0, 2, 3))
+
+    @cached_property
+    def augmenter(self) -> Augmenter:
+        """What augments the training samples."""
+        mean, std = (values.tolist() for values in self.statistics)
         return Augmenter(self.augmentation, self.fields.channels, self.fields.grid, mean=mean, std=std)
 
     @cached_property

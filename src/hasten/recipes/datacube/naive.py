@@ -7,6 +7,7 @@ Attention is written out as softmax of a product. Everything else is that of `ha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ class NaiveDatacubeJob(DatacubeJob):
 
     def train_data(self) -> Dataset[Any]:
         """Return the windows of the training times, read and interpolated at each visit."""
-        return InterpolatedWindows(self.fields, 0, self.times()[0], self.num_in + self.num_out)
+        return InterpolatedWindows(self.fields, *self.train_windows())
 
     def valid_data(self) -> Dataset[Any]:
         """Return the windows of the held-out times, read and interpolated at each pass."""
-        return InterpolatedWindows(self.fields, *self.times(), self.num_in + self.num_out)
+        return InterpolatedWindows(self.fields, *self.valid_windows())
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Create the optimizer."""
@@ -59,20 +60,19 @@ class InterpolatedWindows(Dataset[torch.Tensor]):
 
     Args:
         fields: What to read.
-        start: First time.
-        stop: Time after the last.
+        starts: First time of each item.
         window: Times of an item.
     """
 
-    def __init__(self, fields: Fields, start: int, stop: int, window: int) -> None:
-        self.fields, self.start, self.stop, self.window = fields, start, stop, window
+    def __init__(self, fields: Fields, starts: Sequence[int], window: int) -> None:
+        self.fields, self.starts, self.window = fields, starts, window
 
     def __len__(self) -> int:
-        return self.stop - self.start - self.window + 1
+        return len(self.starts)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         xarray = needed("xarray", extra="datacube")
-        first = self.start + range(len(self))[index]
+        first = self.starts[index]
         grid, channels = self.fields.grid, []
         for variable in self.fields.variables:
             latitude, longitude = (axis.name for axis in variable.axes[-2:])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from hasten.core.errors import DataError
-from hasten.data.convert.contract import Choices, Note, Reader, ReadPart, Unit
-from hasten.data.convert.listing import has_files, listed
+from hasten.data.convert.contract import Choices, Note, Reader, ReadPart, Unit, noted
+from hasten.data.convert.listing import Listing, has_files, listed
+from hasten.data.cube.axes import date_of
 from hasten.data.cube.fields import Fields, gaps
 from hasten.data.cube.open import ZARR, open_cube
 
@@ -24,7 +24,7 @@ _PART_BYTES = 2**26
 
 
 class Gridded(Reader):
-    """Read the columns `fields`, float32 [channel, latitude, longitude], and `time`, as stored."""
+    """Read the columns `fields`, float32 [channel, latitude, longitude], and `time`, in seconds since 1970."""
 
     name: ClassVar[str] = "grid"
     words: ClassVar[str] = "fields on a grid with a time (NetCDF, GRIB)"
@@ -42,16 +42,19 @@ class Gridded(Reader):
         Raises:
             DataError: A file cannot be used, or files do not fit together. A lost file would leave a gap in the times.
         """
-        fields = _fields(_files(path), choices)
+        listing = Listing(files=[path]) if _is_zarr(path) else listed(path, ENDINGS)
+        for file, problem in listing.problems:
+            raise DataError(f"{file}: {problem}.")
+        fields = _fields(listing.files, choices)
         name = fields.channels[0].variable
         units = []
         for file, times, chunk in fields.cube.files(name):
-            time_bytes = 4 * sum(int(np.prod(variable.shape[1:])) for variable in fields.variables)
+            time_bytes = 4 * sum(math.prod(variable.shape[1:]) for variable in fields.variables)
             step = max(_UNIT_BYTES // (time_bytes * chunk), 1) * chunk
             for start in range(0, times, step):
                 end = min(start + step, times)
                 units.append(Unit(path=str(file), start=start, end=end, num_bytes=time_bytes * (end - start)))
-        return units
+        return noted(units, listing)
 
     @classmethod
     def remarks(cls, units: Sequence[Unit], choices: Choices) -> list[str]:
@@ -60,8 +63,9 @@ class Gridded(Reader):
         said = [f"{variable.name}: read by {variable.way}" for variable in fields.variables]
         said += [f"{name} is left out: {reason}" for name, reason in fields.cube.left_out.items() if not choices.columns]
         if missing := gaps(fields.times):
-            at = fields.times[missing[0]]
-            said.append(f"times are missing after {at:g} {fields.time_units}, and in {len(missing):,} places in all")
+            last = date_of(fields.times[missing[0]], fields.time_units, fields.calendar)
+            where = f"in {len(missing):,} places, first after {last}"
+            said.append(f"times are missing {where}: windows of the store span them")
         return said
 
     @classmethod
@@ -77,7 +81,8 @@ class Gridded(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
         """Return the times of a unit."""
         fields = _fields([Path(unit.path)], choices)
-        step = max(_PART_BYTES // (4 * int(np.prod(fields.shape))), 1)
+        [(_, _, chunk)] = fields.cube.files(fields.channels[0].variable)
+        step = max(_PART_BYTES // (4 * math.prod(fields.shape) * chunk), 1) * chunk  # each chunk is decoded once
         for start in range(unit.start, unit.end, step):
             stop = min(start + step, unit.end)
             values = fields.read(start, stop)
@@ -101,15 +106,6 @@ class Zarr(Gridded):
 
 def _is_zarr(path: Path) -> bool:
     return any((path / name).exists() for name in ZARR)
-
-
-def _files(path: Path) -> list[Path]:
-    if _is_zarr(path):
-        return [path]
-    listing = listed(path, ENDINGS)
-    for file, problem in listing.problems:
-        raise DataError(f"{file}: {problem}.")
-    return listing.files
 
 
 def _fields(files: Sequence[Path], choices: Choices) -> Fields:
