@@ -537,12 +537,13 @@ def test_formats_are_detected_and_ambiguous_ones_are_refused(tmp_path: Path) -> 
     (tmp_path / "c.xyz").write_text("")
     with pytest.raises(DataError, match="no reader accepts"):
         reader_for(tmp_path / "c.xyz")
-    with pytest.raises(DataError, match="unknown format 'xml': use one of csv, grid, huggingface"):
+    with pytest.raises(DataError, match="unknown format 'xml': use one of conversations, csv, grid, huggingface"):
         convert(tmp_path / "a.jsonl", tmp_path / "s", format="xml")
 
 
 def test_every_reader_says_what_it_reads() -> None:
     assert list(all_readers()) == [
+        "conversations",
         "csv",
         "grid",
         "huggingface",

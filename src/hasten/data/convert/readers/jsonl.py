@@ -74,7 +74,7 @@ class Jsonl(Reader):
         wanted = -(-_INFERRED_RECORDS // min(len(units), _INFERRED_UNITS))
 
         def load(unit: Unit) -> list[dict[str, Any]]:
-            lines = islice(chain.from_iterable(lines for _, lines in _blocks(unit, choices)), wanted)
+            lines = islice(chain.from_iterable(lines for _, lines in blocks(unit, choices)), wanted)
             return records_of(unit.path, map(parsed, (line for _, line in lines)), "each line must be one record, {...}")
 
         return types_of(list(chain.from_iterable(sampled(units, load, _INFERRED_UNITS))), choices)
@@ -83,7 +83,7 @@ class Jsonl(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the records of a range of bytes."""
         schema = needed_types(choices)
-        for block, lines in _blocks(unit, choices):
+        for block, lines in blocks(unit, choices):
             table = _by_arrow(block, schema, choices)
             if table is not None:
                 yield table
@@ -96,7 +96,7 @@ def _is_decoded(path: str, choices: Choices) -> bool:
     return is_compressed(path) or encoding_of(path, choices.encoding, is_checked=False) != UTF_8
 
 
-def _blocks(unit: Unit, choices: Choices) -> Iterator[Block]:
+def blocks(unit: Unit, choices: Choices) -> Iterator[Block]:
     """Yield the lines that begin in a unit, together and one by one."""
     if not unit.start and _is_decoded(unit.path, choices):
         yield from _decoded(unit.path, choices)
