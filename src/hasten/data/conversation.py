@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
 )
 """Columns of a store of conversations. `roles`, `contents` and `timestamps` have one item per message. `timestamps` is null
 if no message has one. `other` is the JSON text of all other keys, also those of the metadata and of messages."""
-_STAGE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+STAGE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TIME = "the timestamp is neither ISO 8601 text nor seconds since 1970"
 
 
@@ -96,7 +96,7 @@ def _problem(record: Mapping[str, Any], name: Any) -> str:
     if not isinstance(metadata, dict | None):
         return "the field 'metadata' is not an object"
     stage = (metadata or {}).get("stage")
-    if stage is not None and not (isinstance(stage, str) and _STAGE.fullmatch(stage)):
+    if stage is not None and not (isinstance(stage, str) and STAGE_NAME.fullmatch(stage)):
         return "the stage is not a name of at most 64 letters, digits, '_' and '-'"
     if not isinstance(messages, list) or not messages:
         return "the conversation has no messages: it needs a field 'messages' with a list"
