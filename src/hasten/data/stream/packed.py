@@ -193,15 +193,7 @@ class PackedStream(Batches):
             if (epoch, pool) in self._packs:
                 self._packs.move_to_end((epoch, pool))
                 return self._packs[epoch, pool]
-        start = pool * self._pool_size
-        parts = order.parts(start, min(start + self._pool_size, order.num_samples))
-        pieces = [
-            piece
-            for part in parts
-            for sample, length in zip(part.samples.tolist(), self._lengths.of(part.samples).tolist(), strict=True)
-            for piece in _pieces(sample, part.window, length, self._length)
-        ]
-        rows = [[pieces[number] for number in row] for row in best_fit([piece.length for piece in pieces], self._length)]
+        rows = packed_pool(order, self._lengths, pool, self._pool_size, self._length)
         if self._shuffle:
             random = np.random.Generator(np.random.Philox(mix(self._seed, epoch, _SALT, pool)))
             rows = [rows[number] for number in random.permutation(len(rows)).tolist()]
@@ -243,6 +235,30 @@ class PackedStream(Batches):
             items = array.values.to_numpy(zero_copy_only=False)
             items_by_sample.update((sample, items[offsets[n] : offsets[n + 1]]) for n, sample in enumerate(samples))
         return items_by_sample
+
+
+def packed_pool(order: Order, lengths: Lengths, pool: int, pool_size: int, room: int) -> list[list[Piece]]:
+    """Pack the documents of a pool: `pool_size` consecutive documents of an order.
+
+    Args:
+        order: Order of the documents.
+        lengths: Lengths of the documents.
+        pool: Number of the pool.
+        pool_size: Number of documents in a pool.
+        room: Capacity of a row.
+
+    Returns:
+        The pieces in each row. Pieces of a row, and rows by their first piece, are in the order of the documents.
+    """
+    parts = order.parts(pool * pool_size, min((pool + 1) * pool_size, order.num_samples))
+    pieces = [
+        piece
+        for part in parts
+        for sample, length in zip(part.samples.tolist(), lengths.of(part.samples).tolist(), strict=True)
+        for piece in _pieces(sample, part.window, length, room)
+    ]
+    rows = sorted(map(sorted, best_fit([piece.length for piece in pieces], room)))
+    return [[pieces[number] for number in row] for row in rows]
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
