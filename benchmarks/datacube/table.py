@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 Result = Mapping[str, Any]
-KINDS = {"float32": "float32, contiguous", "int16": "packed int16, contiguous", "zlib": "float32, zlib and shuffle"}
-WAYS = ("xarray", "dask", "h5coro-hidefix", "hasten", "page cache", "page cache, new memory")
+KINDS = {
+    "float32": "float32, contiguous",
+    "int16": "packed int16, contiguous",
+    "zlib": "float32, zlib and shuffle",
+    "zarr": "Zarr, float32",
+}
+WAYS = ("xarray", "dask", "h5coro-hidefix", "zarr-beluga", "hasten", "page cache", "page cache, new memory")
 
 
 def goals(result: Result) -> str:

@@ -30,15 +30,24 @@ def needed(name: str, *, extra: str = "recipes") -> Any:
         ) from error
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Function, *, fuses: bool = False) -> Function:
     """Compile a function with Numba on its first call, with an on-disk cache. The compiled function releases the GIL.
 
-    Division by zero gives infinity, as in NumPy. Floating-point operations are neither reordered nor fused.
+    Division by zero gives infinity, as in NumPy. Floating-point operations are not reordered.
+
+    Args:
+        function: What to compile.
+        fuses: Whether a product and a sum may be rounded once, where the processor can; last bits then depend on it.
 
     Raises:
         MachineError: Numba is not installed.
     """
-    return cast("Function", needed("numba").njit(cache=True, nogil=True, error_model="numpy")(function))
+    return cast(
+        "Function",
+        needed("numba").njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"} if fuses else False)(
+            function
+        ),
+    )
 
 
 @lru_cache(maxsize=32)

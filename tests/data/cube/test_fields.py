@@ -138,7 +138,8 @@ def test_skipped_files_are_counted(files: Path, tmp_path: Path) -> None:
 
 
 def test_few_times_are_read_at_once_and_chunks_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hasten.data.cube.fields.READ_BYTES", 4 * 2 * 19 * 36 * 6)
+    for kind in ("Stored", "Direct"):
+        monkeypatch.setattr(f"hasten.data.cube.stored.{kind}.step_bytes", 4 * 2 * 19 * 36 * 6)
     fields = Fields(open_cube(sorted(files.glob("*.nc"))), grid=(8, 12))
     reads: list[tuple[str, int, int]] = []
     read = fields.cube.read

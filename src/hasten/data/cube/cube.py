@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -133,9 +132,9 @@ class Cube:
                     yield part, (time, *grid), out[(slice(begin + time.start, begin + time.stop), *grid)]
             begin += part.stored.shape[0]
 
-    def files(self, name: str) -> list[tuple[Path, int, int]]:
-        """Return the files of a variable in the order of time: each with its number of times, and that of a chunk."""
-        return [(part.stored.path, part.stored.shape[0], part.stored.grain[0]) for part in self._parts[name]]
+    def files(self, name: str) -> list[Stored]:
+        """Return the array of each file of a variable, in the order of time."""
+        return [part.stored for part in self._parts[name]]
 
 
 def missing(name: str, known: Mapping[str, object], left_out: Mapping[str, str]) -> str:

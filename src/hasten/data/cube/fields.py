@@ -3,8 +3,8 @@
     fields = Fields(open_cube(paths), grid=(64, 64))
     fields.read(0, 24)        # float32 [time, channel, latitude, longitude]
 
-Few times are read at once, so that memory stays bounded: the result, and `READ_BYTES` for each variable in turn, or the
-chunks that one time needs if these are larger.
+Few times are read at once, so that memory stays bounded: the result, and `Stored.step_bytes` for each variable in turn, or
+the chunks that one time needs if these are larger.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from hasten.data.cube.channels import Channel, channels_of
 from hasten.data.cube.cube import Cube
 from hasten.data.cube.regrid import Grid, Method, regridder
 
-READ_BYTES = 2**26
-"""Size of what is read before it is regridded."""
 TIME_UNITS = "seconds since 1970-01-01"
 
 
@@ -67,7 +65,7 @@ class Fields:
             for axis, same in ((first.axes[at], other.axes[at]) for at in (0, -2, -1)):
                 if differs := difference(axis, same):
                     raise DataError(
-                        f"{cube.files(other.name)[0][0]}: the {axis.role} of {first.name} and {other.name} differs: "
+                        f"{cube.files(other.name)[0].path}: the {axis.role} of {first.name} and {other.name} differs: "
                         f"{differs}. Choose variables that share one grid, or regrid the files to one grid first."
                     )
         time, latitude, longitude = (first.axes[at] for at in (0, -2, -1))
@@ -119,8 +117,9 @@ class Fields:
                 values = torch.from_numpy(self.cube.read(name, first, last, part)).view(-1, levels, *sizes[-2:])
                 target[first - start : last - start] = values if self._regrid is None else self._regrid(values)
             if bool(target.isnan().all()):
+                where = self.cube.files(name)[0].path
                 raise DataError(
-                    f"{self.cube.files(name)[0][0]}: {name} has only missing values in the times {start:,} to {stop - 1:,}. "
+                    f"{where}: {name} has only missing values in the times {start:,} to {stop - 1:,}. "
                     "Leave it out: name the other variables."
                 )
         return out
@@ -151,13 +150,13 @@ class Fields:
         return found
 
     def _steps(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
-        """Divide times into those to read at once: ends of chunks, as far apart as `READ_BYTES` allow."""
+        """Divide times into those to read at once: whole chunks of each file (see `Stored.step_bytes`)."""
         time_bytes = 4 * math.prod(self.cube.variables[name].shape[1:])
         edges, begin = [start], 0
-        for _, times, chunk in self.cube.files(name):
-            step = max(READ_BYTES // (time_bytes * chunk), 1) * chunk
-            edges += [edge for edge in range(begin, begin + times, step) if edges[-1] < edge < stop]
-            begin += times
+        for stored in self.cube.files(name):
+            end, step = begin + stored.shape[0], stored.whole(stored.step_bytes // time_bytes)
+            edges += [edge for edge in range(begin, end, step) if edges[-1] < edge < stop]
+            begin = end
         return list(zip(edges, [*edges[1:], stop], strict=True))
 
 

@@ -1,7 +1,8 @@
 """Regrid fields between rectilinear grids, on any device.
 
-Such grids are separable: each target value is a weighted sum of columns, then of rows. Regridding is two products with small
-matrices, `rows @ (field @ columns)`, which take about as long as a copy of the fields.
+Such grids are separable: each target value is a weighted sum of rows, then of columns. Regridding is two products with small
+matrices, `rows @ field @ columns`, which take less time than reading the fields. A target value needs few of the rows and
+columns, so the products are taken for some target values at a time, with those that they need.
 
     to = regridder(Grid(latitude, longitude), Grid.regular(64, 64))
     to(fields)                       # [..., latitude, longitude] -> [..., 64, 64]
@@ -33,6 +34,8 @@ VALID_FRAC = 0.5
 """Least share of a target value's weight that must not be missing."""
 _CLOSE = 1e-6
 """Degrees that coordinates stored as float32 may be off."""
+_ROWS, _COLUMNS = 8, 16
+"""Rows and columns of the target that are computed at a time: fewer need less arithmetic, and more calls."""
 _MOST_WEIGHTS = 2**27
 """Largest matrix: about 8,000 points to 16,000 along one axis."""
 _Values = NDArray[np.float64]
@@ -111,8 +114,8 @@ class Regrid:
         self.source, self.target = source, target
         latitudes, longitudes = (_latitudes(source), _latitudes(target)), (_longitudes(source), _longitudes(target))
         self.ways = (_way(*latitudes, method), _way(*longitudes, method))
-        self._rows = torch.from_numpy(_weights(*latitudes, "latitude", self.ways[0])).float()
-        self._columns = torch.from_numpy(_weights(*longitudes, "longitude", self.ways[1]).T).float().contiguous()
+        self._rows = _bands(_weights(*latitudes, "latitude", self.ways[0]), _ROWS)
+        self._columns = _bands(_weights(*longitudes, "longitude", self.ways[1]), _COLUMNS)
 
     def __call__(self, fields: torch.Tensor) -> torch.Tensor:
         """Regrid fields, `[..., latitude, longitude]`, to float32 `[..., latitude', longitude']` on the same device.
@@ -141,7 +144,10 @@ class Regrid:
     def _sums(self, fields: torch.Tensor) -> torch.Tensor:
         """Return the weighted sums, `[fields, latitude', longitude']`."""
         with torch.autocast(fields.device.type, enabled=False):
-            return self._rows.to(fields.device) @ (fields @ self._columns.to(fields.device))
+            rows = torch.cat([weights.to(fields.device) @ fields[:, band] for band, weights in self._rows], 1)
+            flat = rows.flatten(0, 1)
+            sums = torch.cat([flat[:, band] @ weights.T.to(fields.device) for band, weights in self._columns], 1)
+            return sums.view(-1, *self.target.shape)
 
 
 @lru_cache(maxsize=64)
@@ -239,6 +245,17 @@ def _weights(source: _Axis, target: _Axis, name: str, way: str) -> _Values:
     if len(target.order) < target.size:  # a repeated meridian has the values of the first
         weights[np.setdiff1d(np.arange(target.size), target.order)] = weights[target.order[0]]
     return weights
+
+
+def _bands(weights: _Values, size: int) -> list[tuple[slice, torch.Tensor]]:
+    """Return, for each `size` target points, the range of source points that have weights, and these, `[target, source]`."""
+    bands = []
+    for first in range(0, len(weights), size):
+        part = weights[first : first + size]
+        used = np.flatnonzero(part.any(0))
+        band = slice(int(used[0]), int(used[-1]) + 1)
+        bands.append((band, torch.from_numpy(part[:, band]).float()))
+    return bands
 
 
 def _between(source: _Axis, points: _Values) -> _Values:

@@ -48,6 +48,8 @@ class Stored(ABC):
 
     block_bytes: ClassVar[int] = 2**22
     """Maximum size of a block, unless the grain is larger."""
+    step_bytes: ClassVar[int] = 2**26
+    """What to read at once, as float32, if it is then regridded: enough chunks for all threads."""
 
     @abstractmethod
     def load(self, block: Block) -> Raw:
@@ -74,6 +76,10 @@ class Stored(ABC):
             cuts.append([slice(*pair) for pair in pairwise(edges)])
         return list(product(*reversed(cuts)))
 
+    def whole(self, times: int) -> int:
+        """Return at most this many times of the first axis, in whole grains, or one grain if it has more."""
+        return max(times // self.grain[0], 1) * self.grain[0]
+
     def all(self) -> Raw:
         """Return all raw values, for coordinates and other small arrays."""
         return np.array(self.load(tuple(slice(0, size) for size in self.shape)))
@@ -95,6 +101,10 @@ class Direct(Stored):
 
     offset: int
     strides: tuple[int, ...]
+
+    block_bytes: ClassVar[int] = 2**24
+    step_bytes: ClassVar[int] = 2**24
+    """One block, so one thread: memory is soon at its limit, and threads that read delay those that regrid."""
 
     def load(self, block: Block) -> Raw:
         """Return the values of a block: read at once where they lie together, which is faster, and else mapped."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ Words = npt.NDArray[Any]
 
 _f, _u, _i, _w = np.float32, np.uint32, np.int32, np.uint64
 _M0, _M1, _K0, _K1 = (_w(word) for word in (*MULTIPLIERS, *KEY_STEPS))
+fused = partial(kernel, fuses=True)
 CHUNK = 512
 """Blocks of four numbers that are made at a time."""
 _LOW, _HALF, _ZERO = _w(0xFFFFFFFF), _w(32), _w(0)
@@ -75,7 +77,7 @@ def augment(
     return out
 
 
-@kernel
+@fused
 def _augment(  # noqa: PLR0917  a kernel is called by position
     window: Floats, out: Floats, taps: Floats, roll: int, flip: bool, table: Floats, num_noisy: int, key: Words  # noqa: FBT001
 ) -> None:  # fmt: skip
@@ -100,7 +102,7 @@ def _augment(  # noqa: PLR0917  a kernel is called by position
                     field[j] = high if value > high else value  # noqa: FURB136
 
 
-@kernel
+@fused
 def _move(  # noqa: PLR0917  a kernel is called by position
     field: Floats, out: Floats, roll: int, flip: bool, weight: float, bias: float, add: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
@@ -120,7 +122,7 @@ def _move(  # noqa: PLR0917  a kernel is called by position
                 out[row, j + roll] = weight * field[source, j] + bias
 
 
-@kernel
+@fused
 def _add_noise(  # noqa: PLR0917
     field: Floats, sigma: float, key0: np.uint64, key1: np.uint64, number: np.uint64, words: Words
 ) -> None:
@@ -148,7 +150,7 @@ def _add_noise(  # noqa: PLR0917
                 cosines[j] += sigma * _pair(radius[j], angle[j])[0]
 
 
-@kernel
+@fused
 def _pair(radius: np.uint32, angle: np.uint32) -> tuple[np.float32, np.float32]:
     """Return two independent normally distributed numbers from two random words (Box and Muller 1958)."""
     uniform = _f((_f(radius) + _f(0.5)) * _f(2.0**-32))

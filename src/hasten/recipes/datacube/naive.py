@@ -77,10 +77,11 @@ class InterpolatedWindows(Dataset[torch.Tensor]):
         for variable in self.fields.variables:
             latitude, longitude = (axis.name for axis in variable.axes[-2:])
             parts, begin = [], 0
-            for path, times, _ in self.fields.cube.files(variable.name):
+            for stored in self.fields.cube.files(variable.name):
+                times = stored.shape[0]
                 low, high = max(first - begin, 0), min(first + self.window - begin, times)
                 if low < high:
-                    with xarray.open_dataset(path, decode_times=False) as data:
+                    with xarray.open_dataset(stored.path, decode_times=False) as data:
                         parts.append(data[variable.name][low:high].astype("float64").load())
                 begin += times
             array = xarray.concat(parts, variable.axes[0].name)

@@ -48,12 +48,12 @@ class Gridded(Reader):
         fields = _fields(listing.files, choices)
         name = fields.channels[0].variable
         units = []
-        for file, times, chunk in fields.cube.files(name):
+        for stored in fields.cube.files(name):
             time_bytes = 4 * sum(math.prod(variable.shape[1:]) for variable in fields.variables)
-            step = max(_UNIT_BYTES // (time_bytes * chunk), 1) * chunk
+            step, times = stored.whole(_UNIT_BYTES // time_bytes), stored.shape[0]
             for start in range(0, times, step):
                 end = min(start + step, times)
-                units.append(Unit(path=str(file), start=start, end=end, num_bytes=time_bytes * (end - start)))
+                units.append(Unit(path=str(stored.path), start=start, end=end, num_bytes=time_bytes * (end - start)))
         return noted(units, listing)
 
     @classmethod
@@ -81,8 +81,8 @@ class Gridded(Reader):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[ReadPart]:
         """Return the times of a unit."""
         fields = _fields([Path(unit.path)], choices)
-        [(_, _, chunk)] = fields.cube.files(fields.channels[0].variable)
-        step = max(_PART_BYTES // (4 * math.prod(fields.shape) * chunk), 1) * chunk  # each chunk is decoded once
+        [stored] = fields.cube.files(fields.channels[0].variable)
+        step = stored.whole(_PART_BYTES // (4 * math.prod(fields.shape)))  # each chunk is decoded once
         for start in range(unit.start, unit.end, step):
             stop = min(start + step, unit.end)
             values = fields.read(start, stop)
