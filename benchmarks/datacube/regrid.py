@@ -86,7 +86,7 @@ def write(path: Path, kind: str) -> None:
 
 def hasten(path: Path, out: torch.Tensor) -> None:
     """Read and regrid with Hasten, into the result."""
-    fields = Fields(open_cube([path]), grid=(SIDE, SIDE))
+    fields = Fields(open_cube([path]), variables=NAMES, grid=(SIDE, SIDE))
     fields.read(0, len(fields), out)
 
 

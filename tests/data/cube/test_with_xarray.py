@@ -51,6 +51,12 @@ def test_a_zarr_store(layout: dict[str, Any], packing: dict[str, Any], tmp_path:
     np.testing.assert_allclose(cube.read("t", 3, 9), right[3:9], rtol=0, atol=1e-6)
 
 
+def test_variables_of_a_store_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    names = ["w", "t", "q", "z", "u"]
+    xarray.merge([fields().rename(t=name) for name in names]).to_zarr(tmp_path / "t.zarr", zarr_format=2, consolidated=False)
+    assert list(open_cube([tmp_path / "t.zarr"]).variables) == sorted(names)
+
+
 def test_a_store_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
     path = tmp_path / "t.zarr"
     fields().to_zarr(path)

@@ -46,7 +46,9 @@ def read_with_xarray(path: Path, engine: Engine) -> dict[str, Stored]:
     needed = sum(variable.nbytes for variable in variables.values()) if engine == "netcdf4" else 0
     if needed > path.stat().st_size:  # netCDF4 would read zeros
         raise CorruptError(f"{path} is truncated: {path.stat().st_size:,} bytes, and its variables need {needed:,}.")
-    return {str(name): _array(path, str(name), variable, engine, stamp) for name, variable in variables.items()}
+    if engine == "zarr":  # the folders of a store have no order
+        variables = dict(sorted(variables.items()))
+    return {name: _array(path, name, variable, engine, stamp) for name, variable in variables.items()}
 
 
 def _array(path: Path, name: str, variable: Any, engine: Engine, stamp: int) -> Stored:
@@ -75,7 +77,7 @@ def _variables(path: Path, engine: Engine, stamp: int, process: int) -> dict[str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Zarr stores without consolidated metadata, and of GRIB keys
         data = xarray.open_dataset(path, engine=engine, decode_cf=False, cache=False, **options)
-    return dict(data.variables)
+    return {str(name): variable for name, variable in data.variables.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
