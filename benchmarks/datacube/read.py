@@ -195,16 +195,16 @@ def _peak(path: Path) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _most() -> int:
+def most_memory() -> int:
     """Return the most memory that this process has had, in bytes. Unlike `ru_maxrss`, it is not inherited."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _print_peak(path: Path) -> None:
-    before = _most()
+    before = most_memory()
     ours(path, np.empty((WINDOW, *SHAPE[1:]), np.float32))
-    print(_most() - before)
+    print(most_memory() - before)
 
 
 if __name__ == "__main__":

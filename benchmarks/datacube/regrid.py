@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.datacube.read import most_memory
 from hasten.data.cube.fields import Fields
 from hasten.data.cube.open import open_cube
 from hasten.data.cube.regrid import Grid, regridder
@@ -248,11 +248,11 @@ def main() -> None:
     regridder(Grid.regular(8, 8), Grid.regular(4, 4))(torch.zeros(8, 8))  # start the threads of PyTorch
     if name == "hasten":  # compile or load the table lookup
         open_cube([path]).read(NAMES[0], 0, 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     began = time.perf_counter()
     WAYS[name](path, out)
     seconds = time.perf_counter() - began
-    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    growth = most_memory() - before
     sys.stdout.write(json.dumps({"seconds": seconds, "growth_bytes": growth}))
 
 
