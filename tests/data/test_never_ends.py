@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 
 from hasten.core.errors import DataError, MachineError
@@ -337,6 +338,20 @@ def kills_its_process(task: int) -> int:
 def test_a_task_that_kills_its_process_is_given_up_alone() -> None:
     made = in_processes(kills_its_process, range(8), 2, killed=lambda task: -task)
     assert sorted(made) == [-3, 0, 1, 2, 4, 5, 6, 7]
+
+
+def threads_of_torch(_: int) -> int:
+    return torch.get_num_threads()
+
+
+@pytest.mark.slow
+def test_processes_share_the_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        assert set(in_processes(threads_of_torch, range(3), 2, killed=int)) == {3}
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_unit_that_kills_its_process_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

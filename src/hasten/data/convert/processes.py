@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
+import torch
+
 Task = TypeVar("Task")
 Made = TypeVar("Made")
 AHEAD = 2
@@ -21,7 +23,8 @@ def in_processes(
 ) -> Iterator[Made]:
     """Run tasks in processes, and yield their results in order of completion.
 
-    If a process is killed, the tasks that were running are run again one at a time, each in a process of its own.
+    The processes share the threads of PyTorch, which readers use too. If one is killed, the tasks that were running are run
+    again one at a time, each in a process of its own.
 
     Args:
         work: Function of a module that runs one task.
@@ -61,7 +64,9 @@ def _alone(work: Callable[[Task], Made], task: Task, killed: Callable[[Task], Ma
 @contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
     # Forking a process with threads (torch's, Arrow's) can deadlock on a lock that one of them holds.
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    threads = max(torch.get_num_threads() // count, 1)
+    pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=torch.set_num_threads, initargs=(threads,))
     try:
         yield pool
     finally:
