@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,18 @@ def test_only_masked_tokens_of_the_same_conversation_are_predicted() -> None:
         [0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]
+
+
+def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[3] / "docs" / "guides" / "data.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = (block for block in blocks if "PackedConversations" in block)
+    turns = [{"role": "client", "content": "I cannot sleep."}, {"role": "counselor", "content": "Since when?"}]
+    records = [{"id": n, "messages": turns, "metadata": {"stage": "edge_cases"} if n % 2 else {}} for n in range(300)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(example, names)  # noqa: S102  our own page
+    assert list(names["rows"].stage_rows) == ["foundation", "edge_cases"]
+    assert names["wanted"].shape == names["batch"]["ids"].shape
+    assert (names["wanted"] != NOTHING).any()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hasten.core.errors import DataError
-from hasten.data import Store
+from hasten.data import Store, StoreWriter
+from hasten.data.convert.job import convert
 from hasten.recipes.dialogue.stages import STAGES, convert_stages, open_stages
 
 
@@ -57,3 +58,17 @@ def test_conversations_of_no_stage_are_refused_or_get_the_default(tmp_path: Path
     assert {name: len(store) for name, store in stores.items()} == {"second": 1, "first": 2}
     assert list(stores) == ["second", "first"]
     assert Store(tmp_path / "s" / "first")[1]["stage"] == "first"
+
+
+def test_a_run_that_was_stopped_while_publishing_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line(1, "first") + line(2, "second"))
+    convert(tmp_path / "a.jsonl", tmp_path / "s" / ".all", format="conversations", processes=1)
+    with StoreWriter(tmp_path / "s" / "second", provenance={"stage_number": 1}) as writer:
+        writer.write({"conversation_id": ["left over"]})
+    convert_stages(tmp_path / "a.jsonl", tmp_path / "s", stages=("first", "second"), processes=1)
+    stores = open_stages(tmp_path / "s")
+    assert {name: (len(store), store[0]["conversation_id"]) for name, store in stores.items()} == {
+        "first": (1, "1"),
+        "second": (1, "2"),
+    }
+    assert not (tmp_path / "s" / ".all").exists()

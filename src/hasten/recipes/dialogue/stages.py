@@ -63,9 +63,11 @@ def convert_stages(
     if wrong := [stage for stage in stages if not STAGE_NAME.fullmatch(stage) or stage == QUARANTINE]:
         raise DataError(f"{wrong[0]!r} cannot be the name of a stage: use letters, digits, '_' and '-'.")
     target = Path(folder)
-    if have := _stores(target):
+    whole, have = target / _ALL, _stores(target)
+    if have and current(whole) is None:
         raise DataError(f"{target} already contains the stages {', '.join(have)}: use another folder, or delete this one.")
-    whole = target / _ALL
+    for stage in have:  # an earlier run was stopped between publishing the stages and removing what they were read from
+        shutil.rmtree(target / stage)
     mode: Mode = "create" if current(whole) is None else "replace"
     result = convert(source, whole, format="conversations", mode=mode, processes=processes, max_bad_frac=max_bad_frac)
     try:

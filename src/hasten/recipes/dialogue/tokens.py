@@ -244,7 +244,7 @@ def tokenize_stages(source: str | os.PathLike[str], folder: str | os.PathLike[st
     Raises:
         DataError: A store exists already, or a conversation cannot be written with the template.
     """
-    kind = pa.uint16() if tokens.num_tokens <= 2**16 else pa.int32()
+    kind = np.uint16 if tokens.num_tokens <= 2**16 else np.int32
     for stage, store in open_stages(source).items():
         with StoreWriter(Path(folder) / stage, provenance=store.manifest.provenance) as writer:
             for number in range(len(store.reader.block_counts)):
@@ -254,7 +254,12 @@ def tokenize_stages(source: str | os.PathLike[str], folder: str | os.PathLike[st
                 writer.write(
                     {
                         "conversation_id": block.column("conversation_id"),
-                        "tokens": pa.array([row.ids for row in made], pa.list_(kind)),
-                        "loss_mask": pa.array([row.mask for row in made], pa.list_(pa.uint8())),
+                        "tokens": _lists([row.ids.astype(kind) for row in made]),
+                        "loss_mask": _lists([row.mask for row in made]),
                     }
                 )
+
+
+def _lists(rows: Sequence[npt.NDArray[Any]]) -> pa.Array:
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows)))
