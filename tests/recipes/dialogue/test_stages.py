@@ -29,6 +29,7 @@ def test_stages_are_opened_in_the_order_of_the_curriculum(tmp_path: Path) -> Non
     assert result.quarantine is not None
     assert result.quarantine.parent == tmp_path / "s" / "quarantine"
     assert stat.S_IMODE(result.quarantine.stat().st_mode) == 0o600
+    (tmp_path / "s" / "README").write_text("a file next to the stores")
     stores = open_stages(tmp_path / "s")
     assert tuple(stores) == STAGES[1:4]
     for stage, store in stores.items():
@@ -36,7 +37,7 @@ def test_stages_are_opened_in_the_order_of_the_curriculum(tmp_path: Path) -> Non
             str(number) for number, name in enumerate(wanted) if name == stage
         ]
         assert set(store.take(range(len(store)), ["stage"])["stage"].to_pylist()) == {stage}
-    assert {path.name for path in (tmp_path / "s").iterdir()} == {*stores, "quarantine"}
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {*stores, "quarantine", "README"}
     with pytest.raises(DataError, match="already contains the stages therapeutic_expertise, edge_case_stress"):
         convert_stages(tmp_path / "a.jsonl", tmp_path / "s", processes=1)
 

@@ -96,7 +96,7 @@ def open_stages(folder: str | os.PathLike[str]) -> dict[str, Store]:
 
 
 def _stores(folder: Path) -> dict[str, Store]:
-    stores = {path.name: Store(path) for path in folder.glob("[!.]*") if current(path) is not None}
+    stores = {path.name: Store(path) for path in folder.glob("[!.]*/") if current(path) is not None}
     numbers = {name: store.manifest.provenance.get(_NUMBER) for name, store in stores.items()}
     return {
         name: stores[name] for name in sorted(stores, key=lambda name: (numbers[name], name)) if numbers[name] is not None
