@@ -1,0 +1,153 @@
+"""Encrypted columns come back with the right key, and never without it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hasten.core.errors import CorruptError, DataError
+from hasten.data import Store, StoreWriter
+from hasten.data.private.vault import Vault
+
+MASTER, OTHER = bytes(range(32)), bytes(32)
+PEOPLE = ["anna", "otto", "anna", "zoë"]
+TEXTS = [["a secret", "reply"], ["two"], [], None]
+PRINTS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Store:
+    with StoreWriter(tmp_path / "plain") as writer:
+        writer.write({"who": PEOPLE, "contents": TEXTS, "voice": PRINTS, "stage": ["a", "b", "a", "a"]})
+    return Store(tmp_path / "plain")
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    return Vault.create(tmp_path / "vault", MASTER)
+
+
+@pytest.fixture
+def sealed(vault: Vault, source: Store, tmp_path: Path) -> Store:
+    vault.encrypt(source, tmp_path / "sealed", ["contents", "voice"], person="who")
+    return Store(tmp_path / "sealed")
+
+
+def test_values_come_back(vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    opened = Vault.open(tmp_path / "vault", MASTER)
+    for one in (vault, opened):
+        taken = one.take(sealed, range(4))
+        assert taken["contents"] == TEXTS
+        np.testing.assert_array_equal(np.stack(taken["voice"]), PRINTS)
+        assert taken["stage"] == ["a", "b", "a", "a"]
+        assert taken["who"] == [one.name_of(person) for person in PEOPLE]
+    assert vault.take(sealed, [-1, 1], ["voice"]).keys() == {"voice"}
+
+
+def test_no_file_holds_text_or_names(sealed: Store, tmp_path: Path) -> None:
+    files = [file for folder in ("sealed", "vault") for file in (tmp_path / folder).rglob("*") if file.is_file()]
+    everything = b"".join(file.read_bytes() for file in files)
+    assert len(everything) > 1000
+    assert not [word for word in ("secret", "reply", "anna", "otto", "zoë") if word.encode() in everything]
+    assert PRINTS[1].tobytes() not in everything
+
+
+def test_an_erased_person_is_gone(vault: Vault, sealed: Store) -> None:
+    assert vault.erase("anna")
+    assert not vault.erase("anna")
+    assert vault.take(sealed, range(4))["contents"] == [None, ["two"], None, None]
+    assert vault.take(sealed, [0])["voice"] == [None]
+
+
+def test_another_master_key(vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    vault.rotate(OTHER)
+    with pytest.raises(DataError, match="not the master key"):
+        Vault.open(tmp_path / "vault", MASTER)
+    assert Vault.open(tmp_path / "vault", OTHER).take(sealed, [0])["contents"] == [TEXTS[0]]
+    with pytest.raises(DataError, match="32 secret bytes, not 3"):
+        vault.rotate(b"key")
+    with pytest.raises(DataError, match="exists already"):
+        Vault.create(tmp_path / "vault", MASTER)
+    with pytest.raises(DataError, match="there is no vault"):
+        Vault.open(tmp_path / "none", MASTER)
+
+
+def moved(rows: dict[str, Any]) -> None:
+    rows["contents"] = [rows["contents"][at] for at in (2, 1, 0, 3)]  # of the same person
+
+
+def exchanged(rows: dict[str, Any]) -> None:
+    rows["contents"], rows["voice"] = rows["voice"], rows["contents"]
+
+
+def changed(rows: dict[str, Any]) -> None:
+    rows["contents"][0] = rows["contents"][0][:-1] + bytes([rows["contents"][0][-1] ^ 1])
+
+
+def emptied(rows: dict[str, Any]) -> None:
+    rows["contents"][0] = b""
+
+
+@pytest.mark.parametrize("change", [moved, exchanged, changed, emptied])
+def test_a_changed_value_is_refused(
+    change: Callable[[dict[str, Any]], None], vault: Vault, sealed: Store, tmp_path: Path
+) -> None:
+    rows = {name: part.to_pylist() for name, part in sealed.take(range(4)).items()}
+    change(rows)
+    with StoreWriter(tmp_path / "forged", provenance=sealed.manifest.provenance) as writer:
+        writer.write(rows)
+    with pytest.raises(CorruptError, match=r"forged.*, row 0: (contents|voice) was changed or moved"):
+        vault.take(Store(tmp_path / "forged"), range(4))
+
+
+def test_another_vault_reads_nothing(sealed: Store, tmp_path: Path) -> None:
+    assert Vault.create(tmp_path / "other", MASTER).take(sealed, range(4))["contents"] == [None] * 4
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"root": 1, "keys": {}}', '{"root": "?", "keys": {}}', '{"root": ""}'])
+def test_damaged_keys(text: str, vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    (tmp_path / "vault" / "keys.json").write_text(text)
+    with pytest.raises(CorruptError, match=r"keys\.json is damaged"):
+        Vault.open(tmp_path / "vault", MASTER)
+    with pytest.raises(CorruptError, match=r"keys\.json is damaged"):
+        vault.take(sealed, [0])
+
+
+def test_exchanged_keys(vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    path = tmp_path / "vault" / "keys.json"
+    read = json.loads(path.read_text())
+    names = list(read["keys"])
+    read["keys"][names[0]] = read["keys"][names[1]]
+    path.write_text(json.dumps(read))
+    with pytest.raises(CorruptError, match="a key was changed"):
+        vault.take(sealed, range(4))
+
+
+def test_what_cannot_be_encrypted(vault: Vault, source: Store, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'x'"):
+        vault.encrypt(source, tmp_path / "s", ["x"], person="who")
+    with StoreWriter(tmp_path / "incomplete") as writer:
+        writer.write({"who": ["anna", None], "contents": ["a", "b"]})
+    with pytest.raises(DataError, match="row 1 has no who"):
+        vault.encrypt(Store(tmp_path / "incomplete"), tmp_path / "s", ["contents"], person="who")
+    assert not (tmp_path / "s").exists() or not list((tmp_path / "s").iterdir())
+    with pytest.raises(DataError, match="is not encrypted"):
+        vault.take(source, [0])
+
+
+def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[3] / "docs" / "guides" / "private-data.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with StoreWriter("talks") as writer:
+        writer.write({"persona_id": ["a"] * 8, "contents": [["call 555-010-9988"]] * 8})
+    names: dict[str, Any] = {}
+    exec(example, names)  # noqa: S102  our own page
+    assert names["counts"] == {"phone": 8}
+    assert names["texts"]["contents"][7][0].startswith("call [phone:")
