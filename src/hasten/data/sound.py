@@ -65,19 +65,35 @@ def read_sound(path: Path, dtype: np.dtype[Any]) -> tuple[int, int, Samples]:
         ValueError: The file cannot be used, or the type does not hold its samples exactly.
         MachineError: The package soundfile is not installed.
     """
+    rates, channels, blocks = zip(*sound_blocks(path, dtype), strict=True)
+    return rates[0], channels[0], np.concatenate(blocks)
+
+
+def sound_blocks(path: Path, dtype: np.dtype[Any] | None = None) -> Iterator[tuple[int, int, Samples]]:
+    """Read a file block by block: each with the rate in Hz, the number of channels, and interleaved samples.
+
+    Some errors are found only after the last block. None as the type is the smallest that holds the samples exactly.
+
+    Raises:
+        ValueError: The file cannot be used, or the type does not hold its samples exactly.
+        MachineError: The package soundfile is not installed.
+    """
     with _opened(path) as file:
-        if _dtype_of(file).itemsize > dtype.itemsize:
+        exact = _dtype_of(file)
+        dtype = exact if dtype is None else dtype
+        if exact.itemsize > dtype.itemsize:
             raise ValueError(f"its samples ({file.subtype}) do not fit into {dtype}, the type of the column")
         _check_header(file)
+        count = 0
         with _whole(file, path) as source:
-            blocks = list(_blocks(source, dtype))
-        count = sum(block.size for block in blocks)
+            for block in _blocks(source, dtype):
+                count += block.size
+                yield file.samplerate, file.channels, block
         missing = file.frames - count // file.channels
         if source is file and (_MP3_SLACK if file.format == "MP3" else 0) < missing and file.frames < _UNKNOWN:
             raise ValueError(f"it is truncated: {missing:,} of {file.frames:,} frames are missing")
         if not count:
             raise ValueError("it contains no samples")
-        return file.samplerate, file.channels, np.concatenate(blocks)
 
 
 def _blocks(file: Any, dtype: np.dtype[Any]) -> Iterator[Samples]:
