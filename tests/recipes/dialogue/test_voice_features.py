@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,7 @@ def _not_finite(path: Path) -> None:
     soundfile.write(path, np.array([0.0] * 900 + [math.nan], np.float32), 16_000, subtype="FLOAT")
 
 
-BAD = {
+BAD: dict[str, Callable[[Path], object]] = {
     "truncated": _truncated,
     "no samples": lambda path: soundfile.write(path, np.zeros(0, np.float32), 16_000),
     "not finite": _not_finite,

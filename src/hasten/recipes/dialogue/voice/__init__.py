@@ -1,1 +1,1 @@
-"""Voices: log-mel features, embeddings of speakers, and how alike, steady and genuine they are."""
+"""Voices: log-mel features, embeddings of speakers, and similarity of speakers."""
