@@ -1,6 +1,7 @@
 """Count the mentions of demographic groups in texts: exact, mergeable, with intervals.
 
-All patterns are found in one pass over a batch of texts by an Aho-Corasick automaton. Patterns overlap freely: "old woman"
+All patterns are found in one pass over a batch of texts by an Aho-Corasick automaton (ahocorasick_rs). Hyperscan is as fast,
+but calls Python for each match. Sets of RE2 tell which patterns occur, not how often. Patterns overlap freely: "old woman"
 counts as the phrase and as the word "woman". A mention is not bias; see `fairness.py` for measures of bias.
 """
 
