@@ -3,7 +3,7 @@
 Batches are numbered and wait in a bounded queue. A thread gives them to the worker process one at a time. The worker adds
 the counts to a file, together with the number of the batch, and replaces the file atomically. A batch in flight when the
 worker was killed is given to a new worker, which skips it if the file has it already. The training can be restarted
-likewise: batches that the file has are not counted again, and batches that nobody counted are reported.
+likewise: batches that the file has are not counted again, and batches that were never counted are reported.
 """
 
 from __future__ import annotations
