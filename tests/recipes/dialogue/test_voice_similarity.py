@@ -56,6 +56,15 @@ def test_search_equals_a_full_sort(monkeypatch: pytest.MonkeyPatch, block_bytes:
     assert np.array_equal(np.sort(found.rows[:, :10].numpy()), np.sort(rows[:, :10]))
 
 
+def test_the_best_rows_are_found_among_many_and_at_the_very_end() -> None:
+    vectors, queries = drawn(20_003, 16), drawn(40, 16, seed=1)
+    vectors[-1], vectors[0] = 2 * queries[0], 3 * queries[1]
+    rows, _ = sorted_rows(vectors, queries, 10)
+    found = ExactIndex(vectors).search(queries, 10).rows.numpy()
+    assert (found[0, 0], found[1, 0]) == (20_002, 0)
+    assert (found == rows).mean() > 0.99
+
+
 def test_rows_may_lie_in_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", drawn(500))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")

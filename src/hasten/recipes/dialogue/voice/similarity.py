@@ -23,6 +23,7 @@ Vectors: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 MIN_RECORDINGS = 20
 """Fewest recordings of each group of a score: intervals by bootstrap are too short with fewer."""
 _BLOCK_BYTES = 32 * 2**20
+_GROUP = 64
 _BOOTSTRAPS = 2_000
 
 
@@ -77,7 +78,7 @@ class ExactIndex:
         rows = torch.zeros(len(queries), 0, dtype=torch.int64, device=self._device)
         for start, block in self._blocks(_BLOCK_BYTES, len(queries)):
             similarity = (queries @ block.T).mul_(self._inverse[start : start + len(block)])
-            values, places = similarity.topk(min(k, len(block)), dim=1)
+            values, places = _top(similarity, min(k, len(block)))
             best, rows = torch.cat((best, values), dim=1), torch.cat((rows, places + start), dim=1)
             if best.shape[1] > k:
                 best, order = best.topk(k, dim=1)
@@ -89,6 +90,22 @@ class ExactIndex:
         size = max(1, num_bytes // (4 * max(self._vectors.shape[1], num_queries)))
         for start in range(0, len(self._vectors), size):
             yield start, _tensor(self._vectors[start : start + size], self._device)
+
+
+def _top(similarity: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `k` largest values of each row and their columns, as `topk` does but with most values read only once.
+
+    Columns are grouped. Only the `k` groups with the largest maxima can hold one of the `k` largest values.
+    """
+    num_groups = similarity.shape[1] // _GROUP
+    if num_groups <= 4 * k:
+        return similarity.topk(k, dim=1)
+    grouped, rest = similarity.split((num_groups * _GROUP, similarity.shape[1] % _GROUP), dim=1)
+    groups = grouped.unflatten(1, (num_groups, _GROUP)).amax(dim=2).topk(k, dim=1).indices
+    columns = (groups[:, :, None] * _GROUP + torch.arange(_GROUP, device=groups.device)).flatten(1)
+    values, places = torch.cat((grouped.gather(1, columns), rest), dim=1).topk(k, dim=1)
+    last = torch.arange(num_groups * _GROUP, similarity.shape[1], device=groups.device).expand(len(similarity), -1)
+    return values, torch.cat((columns, last), dim=1).gather(1, places)
 
 
 class ApproximateIndex:
