@@ -59,8 +59,15 @@ def _datacube(arguments: list[str]) -> None:
     datacube(arguments)
 
 
+def _dialogue(arguments: list[str]) -> None:
+    from benchmarks.dialogue.run import main as dialogue  # noqa: PLC0415  needs the extra `private`
+
+    dialogue(arguments)
+
+
 OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
     "alerts": alerts, "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "datacube": _datacube,
+    "dialogue": _dialogue,
     "groundtruth": groundtruth, "public": public, "recipes": _recipes,
 }  # fmt: skip
 """Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""

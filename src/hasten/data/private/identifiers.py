@@ -122,7 +122,7 @@ _PATTERNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (_cue("call|text|phone|cell|mobile|tel|whatsapp|reach me at|my number"), r"\+?\(?\d[\d ().-]{5,16}\d\b"),
     ),
     "place": (
-        ("", rf"\b\d{{1,5}}[A-Z]? (?:\p{{Lu}}[\p{{L}}.']*\s){{1,4}}{_STREET}"),
+        ("", rf"\b\d{{1,5}}[A-Z]? (?:\p{{Lu}}[\p{{L}}.'-]*\s){{1,4}}{_STREET}"),
         ("", rf"\b{_WORD}(?: {_WORD})?(?:,? (?:{_STATE}) \d{{5}}(?:-\d{{4}})?\b|, (?:{_STATE})\b)"),
         (_cue("zip|zip code|postcode|postal code|zipcode"), r"(?:\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[A-Z\d]? ?\d[A-Z]{2})\b"),
         (r"\b(?i:i live in|we live in|i'm from|i am from|moved to|grew up in|live near|living in|born in)\s+", _NAME),
@@ -135,7 +135,7 @@ _PATTERNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (_TITLE, _NAME),
         (_CUE_OF_NAME, _NAME),
         (rf"\b(?i:my (?:(?:best|old|late|older|younger|new|big|little) )?(?:{_RELATION})),?\s+(?i:is called\s+)?", _NAME),
-        ("", rf"\b(?:{_GIVEN})\b(?:[- ]{_WORD})?"),
+        ("", rf"\b(?:{_GIVEN})\b(?:[- ]{_WORD}(?:-{_WORD})?)?"),
     ),
     "other": (
         ("", r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),

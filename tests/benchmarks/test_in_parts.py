@@ -1,4 +1,4 @@
-"""The runner of the datacube benchmarks: which parts it measures, what it keeps, and the goals it lists."""
+"""The runner of benchmarks in parts: which parts it measures, what it keeps, and the goals it lists."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import record
-from benchmarks.datacube import run
+from benchmarks import in_parts, record
+from benchmarks.datacube import run as datacube
+from benchmarks.dialogue import run as dialogue
+from benchmarks.in_parts import run_parts
 
 
 @pytest.fixture
@@ -26,14 +28,14 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
         return SimpleNamespace(run=measure)
 
-    monkeypatch.setattr(run, "import_module", part)
+    monkeypatch.setattr(in_parts, "import_module", part)
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     return calls
 
 
 def test_measured_parts_are_kept_and_the_goals_of_all_are_listed(measured: list[list[str]]) -> None:
-    run.run(["physics"])
-    path = run.run(["physics", "job"])
+    run_parts("datacube", ["physics"])
+    path = run_parts("datacube", ["physics", "job"])
     assert measured == [[], ["physics"]]
     result = json.loads(path.read_text(encoding="utf-8"))
     assert {name: goal["reached"] for name, goal in result["goals"].items()} == {"physics batch": False, "job batch": True}
@@ -41,15 +43,16 @@ def test_measured_parts_are_kept_and_the_goals_of_all_are_listed(measured: list[
 
 
 def test_again_repeats_a_part_alone(measured: list[list[str]]) -> None:
-    run.run(["physics", "job"])
-    path = run.run(["physics"], again=True)
+    run_parts("datacube", ["physics", "job"])
+    path = run_parts("datacube", ["physics"], again=True)
     assert len(measured) == 3
     seen = json.loads(path.read_text(encoding="utf-8"))["goals"]
     assert {name: goal["seen"] for name, goal in seen.items()} == {"physics batch": 3.0, "job batch": 2.0}
 
 
-def test_each_part_is_a_module_with_a_line_in_the_help() -> None:
+@pytest.mark.parametrize(("name", "runner"), [("datacube", datacube), ("dialogue", dialogue)])
+def test_each_part_is_a_module_with_a_line_in_the_help(name: str, runner: Any) -> None:
     pytest.importorskip("numba")
-    for part in run.PARTS:
-        assert callable(import_module(f"benchmarks.datacube.{part}").run)
-        assert f"\n{part}  " in (run.__doc__ or "")
+    for part in runner.PARTS:
+        assert callable(import_module(f"benchmarks.{name}.{part}").run)
+        assert f"\n{part}  " in (runner.__doc__ or "")

@@ -1,0 +1,1 @@
+"""Benchmarks of the dialogue recipe and of what it is made of."""
