@@ -58,7 +58,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def hasten(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hasten", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=380, check=False, cwd=cwd)
 
 
 # The flow, with sessions that are given.
@@ -254,10 +254,10 @@ def test_ctrl_c_removes_the_worktrees(folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_slower_job_fails_and_names_the_phase(folder: Path) -> None:
     commit(folder, "slow", jobs__py=HEAD.replace("return self.x[index],", SLOW_ROW))
-    done = hasten("check", "jobs.py:Good", "--budget", "100s", "--updates", "20", "--json", "out.json", cwd=folder)
+    done = hasten("check", "jobs.py:Good", "--budget", "200s", "--updates", "20", "--json", "out.json", cwd=folder)
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-1].startswith("slower: updates take ")
     found = json.loads((folder / "out.json").read_text())

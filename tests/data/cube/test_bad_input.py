@@ -57,6 +57,7 @@ REFUSED: list[tuple[Change, str]] = [
     (attrs("time", units="months since 2001-01-01"), "'months since 2001-01-01' .* only allowed for '360_day'"),
     (attrs("time", units="days since 2001-02-30"), "'days since 2001-02-30' .* not dates"),
     (attrs("time", calendar="martian"), "calendar 'martian'"),
+    (attrs("time", units="days since -0005-01-01"), "are not dates: this date/calendar/year zero convention"),
     (axis("time", [0, 1, 2, 1e300]), r"time has the values 0 to 1e\+300"),
     (axis("time", [0, 1, 1, 2]), r"time must ascend, but 1 is followed by 1 \(index 2\)"),
     (axis("time", [3, 2, 1, 0]), "time must ascend, but 3 is followed by 2"),

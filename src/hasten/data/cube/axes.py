@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,8 +136,10 @@ def _check_time(coordinate: Stored, units: str, values: NDArray[np.float64]) -> 
     named = str(coordinate.attrs.get("calendar", "standard")).lower()
     calendar = _CALENDARS.get(named, named)
     try:
-        _cftime().num2date(values[[0, -1]], units, calendar)
-    except (ValueError, OverflowError, TypeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of dates before the first year of a calendar
+            _cftime().num2date(values[[0, -1]], units, calendar)
+    except (ValueError, OverflowError, TypeError, Warning) as error:
         raise DataError(
             f"{coordinate.where} has the values {values[0]:g} to {values[-1]:g}, the units {units!r} and the calendar "
             f"{named!r}, which are not dates: {error}."
