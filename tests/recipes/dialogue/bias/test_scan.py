@@ -204,3 +204,7 @@ def test_reports_scan_only_what_is_new_or_changed(scanner: Scanner) -> None:
     texts[450] = "she, she"
     assert ledger.report(texts) == scanner.count(texts)
     assert ledger.num_scanned == 1100
+    texts[450:452] = ["she, s", "he"]  # the same characters in other texts
+    ledger.report(texts)
+    texts[450:452] = ["she, ", "she"]
+    assert ledger.report(texts) == scanner.count(texts)
