@@ -106,6 +106,15 @@ def test_unheard_recordings_of_spoken_digits_are_told_apart(tmp_path: Path) -> N
     assert error < min(0.3, before)
 
 
+def test_a_trained_network_is_loaded_from_a_file_of_weights(folder: Path, tmp_path: Path) -> None:
+    job, features = job_of(folder), torch.randn(1, 30, 40)
+    model = job.model().eval()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    torch.testing.assert_close(job.network(tmp_path / "weights.pt")(features), model.network(features))
+    with pytest.raises(JobError, match="another network"):
+        job_of(folder, width=16).network(tmp_path / "weights.pt")
+
+
 def test_the_size_of_the_network_is_a_few_hundred_thousand_parameters() -> None:
     assert sum(weight.numel() for weight in SpeakerNetwork(40).parameters()) < 300_000
 
