@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -255,37 +256,43 @@ def log_mel_of_file(
         MachineError: The package soundfile is not installed.
     """
     settings = settings or MelSettings()
+    if cache is None:
+        return torch.cat(list(log_mel_pieces(path, settings, device=device)))
+    with _named(path), path.open("rb") as file:
+        key = key_of("log-mel", _VERSION, hashlib.file_digest(file, "sha256").digest(), asdict(settings))
+    features = cache.get(key)
+    if features is MISSING:
+        features = torch.cat(list(log_mel_pieces(path, settings, device=device)))
+        cache.put(key, features)
+    return torch.as_tensor(features)
+
+
+def log_mel_pieces(path: Path, settings: MelSettings | None = None, *, device: str = "cpu") -> Iterator[torch.Tensor]:
+    """Compute the features of a sound file piece by piece, `[frames, mels]` each, in bounded memory.
+
+    Arguments and errors are those of `log_mel_of_file`. Some errors are found only after the last piece.
+    """
+    stream: LogMel | None = None
+    with _named(path), path.open("rb"):
+        for rate, channels, block in sound_blocks(path):
+            if channels != 1:
+                raise DataError(f"it has {channels} channels: mix it down to one")
+            stream = stream or LogMel(rate, settings or MelSettings())
+            scale = 2.0**-15 if block.dtype == np.int16 else 1.0
+            samples = torch.from_numpy(block).to(device, torch.float32).mul_(scale)[None]
+            yield from (part[0].cpu() for part in stream.add(samples))
+        if stream is not None:
+            yield from (part[0].cpu() for part in stream.finish())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest() if cache is not None else b""
-        if cache is None:
-            return _file_features(path, settings, device)
-        key = key_of("log-mel", _VERSION, digest, asdict(settings))
-        found = cache.get(key)
-        if found is MISSING:
-            found = _file_features(path, settings, device)
-            cache.put(key, found)
-        features: torch.Tensor = found
+        yield
     except DataError as error:
         raise BrokenFileError(str(path), f": {error}") from error
     except (OSError, ValueError) as error:
         raise BrokenFileError(str(path), f": {reason_of(error)}") from error
-    return features
-
-
-def _file_features(path: Path, settings: MelSettings, device: str) -> torch.Tensor:
-    stream: LogMel | None = None
-    parts = list[torch.Tensor]()
-    for rate, channels, block in sound_blocks(path):
-        if channels != 1:
-            raise DataError(f"it has {channels} channels: mix it down to one")
-        stream = stream or LogMel(rate, settings)
-        scale = 2.0**-15 if block.dtype == np.int16 else 1.0
-        samples = torch.from_numpy(block).to(device, torch.float32).mul_(scale)[None]
-        parts += (part.cpu() for part in stream.add(samples))
-    if stream is not None:
-        parts += (part.cpu() for part in stream.finish())
-    return torch.cat(parts, dim=1)[0]
 
 
 def mel_bands(settings: MelSettings) -> torch.Tensor:
