@@ -19,6 +19,7 @@ def test_the_interval_of_a_share(hits: int, items: int, confidence: float) -> No
     right = binomtest(hits, items).proportion_ci(confidence, method="wilson")
     assert Share(hits, items).interval(confidence) == pytest.approx((right.low, right.high), abs=1e-9)
     assert Share(0, 0).interval() == (0.0, 1.0)
+    assert (Share(0, 50).interval()[0], Share(50, 50).interval()[1]) == (0.0, 1.0)
 
 
 def test_every_slice_must_pass() -> None:

@@ -34,7 +34,7 @@ class Share(NamedTuple):
         weight = 1 + z * z / self.items
         middle = (share + z * z / (2 * self.items)) / weight
         half = z * math.sqrt(share * (1 - share) / self.items + z * z / (4 * self.items**2)) / weight
-        return max(middle - half, 0.0), min(middle + half, 1.0)
+        return middle - half if self.hits else 0.0, middle + half if self.hits < self.items else 1.0
 
 
 class Estimate(NamedTuple):

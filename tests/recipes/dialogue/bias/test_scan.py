@@ -9,7 +9,7 @@ import pytest
 
 from hasten.core.errors import CorruptError, DataError
 from hasten.recipes.dialogue.bias.patterns import folded, load_patterns
-from hasten.recipes.dialogue.bias.scan import Counts, Ledger, Scanner, wilson
+from hasten.recipes.dialogue.bias.scan import Counts, Ledger, Scanner
 
 GROUP = '[[groups]]\nid = "gender.women"\nsource = "s"\n[groups.patterns]\n'
 
@@ -184,9 +184,6 @@ def test_a_share_has_an_interval_and_too_few_texts_have_none(scanner: Scanner) -
     assert share.high == pytest.approx(0.17437, abs=1e-5)
     few = scanner.count(["she"] * 29).share("gender.women")
     assert (few.count, few.total, few.share, few.low, few.high) == (29, 29, None, None, None)
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(0, 50)[0] == 0.0
-    assert wilson(50, 50)[1] == 1.0
 
 
 def test_labels_are_unknown_where_no_group_or_several_are_mentioned(scanner: Scanner) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hasten.core import gates
 from hasten.core.errors import DataError
-from hasten.recipes.dialogue.bias.scan import MIN_TEXTS, Share, wilson
+from hasten.recipes.dialogue.bias.scan import MIN_TEXTS, Share
 
 _ROUNDS = 20_000
 
@@ -38,7 +39,7 @@ def balance(groups: Sequence[str | None], *, min_items: int = MIN_TEXTS, confide
     counts = Counter(group for group in groups if group is not None)
     total = counts.total()
     shares = {
-        group: Share(count, total, count / total, *wilson(count, total, confidence))
+        group: Share(count, total, count / total, *gates.Share(count, total).interval(confidence))
         if count >= min_items
         else Share(count, total, None, None, None)
         for group, count in sorted(counts.items())

@@ -10,15 +10,16 @@ Counterfactual swaps ask more: does a score (sentiment, refusal) change if only 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite, lgamma, log, log1p, nan
+from math import isfinite, nan
 
 import numpy as np
 
 from hasten.core.errors import DataError
 from hasten.recipes.dialogue.bias.patterns import Swaps
+from hasten.recipes.needed import needed
 
 MIN_GROUP = 30
 """Smallest group, and smallest number of pairs, that is judged."""
@@ -150,32 +151,9 @@ def _rate_gap(
 
 def exact_interval(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact two-sided interval of a share (Clopper and Pearson 1934), for `total` of at least 1."""
-    tail = (1 - confidence) / 2
-    low = 0.0 if count == 0 else _root(lambda share: 1 - _below(count - 1, total, share) - tail)
-    high = 1.0 if count == total else _root(lambda share: tail - _below(count, total, share))
-    return low, high
-
-
-def _root(rising: Callable[[float], float]) -> float:
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
-    return (low + high) / 2
-
-
-def _below(count: int, total: int, share: float) -> float:
-    """Return the probability of at most `count` successes among `total`."""
-    return float(
-        np.exp(
-            _log_choices(count, total) + np.arange(count + 1) * log(share) + (total - np.arange(count + 1)) * log1p(-share)
-        ).sum()
-    )
-
-
-@lru_cache(maxsize=64)
-def _log_choices(count: int, total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1) for k in range(count + 1)])
+    beta, tail = needed("scipy.stats", extra="dialogue").beta, (1 - confidence) / 2
+    low = 0.0 if count == 0 else float(beta.ppf(tail, count, total - count + 1))
+    return low, 1.0 if count == total else float(beta.ppf(1 - tail, count + 1, total - count))
 
 
 def swapped(text: str, swaps: Swaps) -> str:

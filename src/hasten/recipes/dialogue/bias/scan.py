@@ -11,12 +11,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import sqrt
-from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from hasten.core import gates
 from hasten.core.errors import CorruptError, DataError
 from hasten.recipes.dialogue.bias.patterns import Patterns, folded, load_patterns
 from hasten.recipes.needed import needed
@@ -44,17 +43,6 @@ class Share:
     share: float | None
     low: float | None
     high: float | None
-
-
-def wilson(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided Wilson score interval of a share (Wilson 1927). Without texts it is 0 to 1."""
-    if total == 0:
-        return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    share, spread = count / total, z * z / total
-    middle, half = share + spread / 2, z * sqrt(share * (1 - share) / total + spread / (4 * total))
-    low = 0.0 if count == 0 else (middle - half) / (1 + spread)
-    return low, 1.0 if count == total else (middle + half) / (1 + spread)
 
 
 @dataclass(frozen=True)
@@ -99,7 +87,7 @@ class Counts:
         count = self.group_texts.get(group, 0)
         if self.num_texts < min_texts:
             return Share(count, self.num_texts, None, None, None)
-        return Share(count, self.num_texts, count / self.num_texts, *wilson(count, self.num_texts, confidence))
+        return Share(count, self.num_texts, count / self.num_texts, *gates.Share(count, self.num_texts).interval(confidence))
 
     def to_json(self) -> str:
         """Return the counts as JSON; see `from_json`."""
