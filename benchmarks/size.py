@@ -4,13 +4,14 @@ The real peak is counted by PyTorch's CPU allocator, as its profiler reports eac
 builds the job and trains a few updates in a plain loop. It contains what kernels allocate inside an operator, which
 the trace cannot see. Memory that bypasses the allocator (oneDNN's scratch space, Python, decoded images) and pages
 that malloc keeps are not in it: the growth of the resident memory is recorded beside it, and the peak in Hasten's own
-loop, as in `hasten run`. What the dataset holds in memory (`data_bytes`) is subtracted. There is no GPU here, so no
-GPU was measured.
+loop, as in `hasten run`. A described transformer is measured in the same way on two ranks. What the dataset holds in
+memory (`data_bytes`) is subtracted. There is no GPU here, so no GPU was measured.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -24,7 +25,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -35,6 +39,9 @@ from hasten.core.target import load_job
 from hasten.data.cube.regrid import Grid, regridder
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
 from hasten.size.job import trace_job
+from hasten.size.memory import Setup, memory_of
+from hasten.size.shape import Shape
+from hasten.size.transformer import Transformer
 from hasten.train.build import build
 from hasten.train.loop import Loop
 
@@ -43,8 +50,19 @@ JOBS = {
     "detection": "hasten.recipes.detection.demo:DrawnNotes",
     "datacube": "hasten.recipes.datacube.demo:DrawnWeather",
 }
+SHAPE = Shape(layers=8, hidden=512, heads=8, vocab=8000)
+TWO_RANKS = {
+    "DDP, float32": Setup(sharding="ddp", ranks=2, precision="float32", batch=2, length=256, fragmentation=0),
+    "DDP, mixed": Setup(sharding="ddp", ranks=2, batch=2, length=256, fragmentation=0),
+    "FSDP2, float32": Setup(sharding="fsdp2", ranks=2, precision="float32", batch=2, length=256, fragmentation=0),
+    "FSDP2, mixed": Setup(sharding="fsdp2", ranks=2, batch=2, length=256, fragmentation=0),
+    "FSDP2, mixed, recomputed": Setup(
+        sharding="fsdp2", ranks=2, recomputed=True, batch=2, length=256, fragmentation=0
+    ),
+}  # fmt: skip
+"""A transformer of 33 million parameters on two ranks that talk by gloo."""
 UPDATES, TURNS = 3, 7
-MADE = "the model is made"
+MADE, STEPS = "the model is made", "the optimizer steps"
 WITHIN = 0.05
 
 
@@ -56,6 +74,7 @@ def run_size() -> Path:
         "within": WITHIN,
         "reached": {name: abs(row["error_frac"]) <= WITHIN for name, row in rows.items()},
     }
+    result["two_ranks"] = {name: _in_a_process("two_ranks", name, ranks=2) for name in TWO_RANKS}
     result["rates"] = _in_a_process("rates", "-")
     return record("size", {**result, "left_out": {"GPU": "no GPU in this machine"}}, "python -m benchmarks size")
 
@@ -74,8 +93,9 @@ def _both(target: str) -> dict[str, Any]:
     return row
 
 
-def _in_a_process(what: str, target: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.size", what, target]
+def _in_a_process(what: str, target: str, *, ranks: int = 1) -> dict[str, Any]:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *launcher, "-m", "benchmarks.size", what, target]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -146,6 +166,43 @@ def _peak(profiler: Any) -> int:
     return int(max(accumulate(change for _, change in changes)))
 
 
+def _two_ranks(name: str) -> dict[str, Any]:
+    """Measure the peak of a rank. `left_bytes` is what is still allocated before an update beside what the rank keeps."""
+    setup = TWO_RANKS[name]
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model = Transformer(SHAPE, recomputed=setup.recomputed)
+        net: nn.Module
+        if setup.sharding == "ddp":
+            net = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        else:
+            dtype = torch.bfloat16 if setup.precision == "mixed" else None
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+            mesh = init_device_mesh("cpu", (setup.ranks,))
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+            net = fully_shard(model, mesh=mesh, mp_policy=policy)
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        tokens = torch.randint(0, SHAPE.vocab, (setup.batch, setup.length + 1))
+        for _ in range(UPDATES):
+            with torch.autocast("cpu", torch.bfloat16, enabled=setup.sharding == "ddp" and setup.precision == "mixed"):
+                loss = net(tokens)
+            loss.backward()
+            with record_function(STEPS):
+                optimizer.step()
+            optimizer.zero_grad()
+    distributed.destroy_process_group()
+    predicted, real = memory_of(SHAPE, setup), _peak(profiler)
+    events = profiler.profiler.kineto_results.events()
+    last = max(event.start_ns() for event in events if event.name() == STEPS)
+    held = sum(event.nbytes() for event in events if event.name() == "[memory]" and event.start_ns() < last)
+    return {
+        "predicted_bytes": predicted.peak, "real_bytes": real, "error_frac": predicted.peak / real - 1,
+        "left_bytes": held - sum(predicted.moments["update"].values()),
+    }  # fmt: skip
+
+
 def _rates(_: str) -> dict[str, Any]:
     """Measure bytes per second of one core, of what preparing gridded data takes: float32 fields of 181 x 360 to 64 x 64."""
     torch.set_num_threads(1)
@@ -171,4 +228,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"predicted": _predicted, "plain": _plain, "loop": _loop, "rates": _rates}[sys.argv[1]](sys.argv[2])))
+    parts = {"predicted": _predicted, "plain": _plain, "loop": _loop, "two_ranks": _two_ranks, "rates": _rates}
+    found = parts[sys.argv[1]](sys.argv[2])
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(found))

@@ -21,6 +21,15 @@ def jobs(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"Measured on: {found['machine']}."])
 
 
+def two_ranks(found: Mapping[str, Any]) -> str:
+    """Return the table of predicted and real peaks of a rank."""
+    lines = ["| two ranks | predicted | real peak | error | held by the communication |", "|---|---|---|---|---|"]
+    for name, row in found["two_ranks"].items():
+        sizes = [f"{row[key] / 2**20:.1f} MiB" for key in ("predicted_bytes", "real_bytes")]
+        lines.append(f"| {name} | {' | '.join(sizes)} | {row['error_frac']:+.1%} | {row['left_bytes'] / 2**20:.1f} MiB |")
+    return "\n".join(lines)
+
+
 def planned(found: Mapping[str, Any]) -> str:
     """Return the plan of 1,250 TB from rates of one core."""
     rates = found["rates"]["bytes_per_s_of_a_core"]

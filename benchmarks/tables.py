@@ -257,6 +257,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
     "in_scripts": catalogue.in_scripts,
     "size_jobs": lambda found: size_tables.jobs(found["size"]),
+    "size_two_ranks": lambda found: size_tables.two_ranks(found["size"]),
     "size_planned": lambda found: size_tables.planned(found["size"]),
     "metrics": monitor_tables.metrics_table,
     "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),
