@@ -14,6 +14,7 @@ from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts,
 from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.datacube import table as datacube
+from benchmarks.dialogue import table as dialogue
 from benchmarks.groundtruth import table as groundtruth
 from benchmarks.more_tables import (
     checkpointing_table,
@@ -255,6 +256,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_rival": lambda found: groundtruth.rival(found["groundtruth"]),
     "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
+    "identifiers": lambda found: dialogue.identifiers(found["dialogue"]),
     "in_scripts": catalogue.in_scripts,
     "size_jobs": lambda found: size_tables.jobs(found["size"]),
     "size_two_ranks": lambda found: size_tables.two_ranks(found["size"]),
