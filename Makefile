@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-datacube bench-recipes chaos docs docs-version clean help
+.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-datacube bench-dialogue bench-recipes chaos docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -60,6 +60,9 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	@# Of what LitData asks for, torchvision would bring another torch, and text and tokens need neither it nor obstore.
 	.ci/install --no-deps litdata
 	$(BIN)/python -m benchmarks data
+
+bench-dialogue: setup  ## measure what the dialogue recipe is made of, in parts
+	$(BIN)/python -m benchmarks dialogue
 
 bench-datacube: setup  ## measure the datacube recipe against the usual way, in parts
 	.ci/install -e '.[datacube,bench-datacube]'
