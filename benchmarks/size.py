@@ -182,7 +182,8 @@ def _two_ranks(name: str) -> dict[str, Any]:
             mesh = init_device_mesh("cpu", (setup.ranks,))
             for block in model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
-            net = fully_shard(model, mesh=mesh, mp_policy=policy)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
+            net = model
         optimizer = torch.optim.AdamW(net.parameters(), fused=True)
         tokens = torch.randint(0, SHAPE.vocab, (setup.batch, setup.length + 1))
         for _ in range(UPDATES):
