@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,28 @@ def test_conservative_is_the_mean_over_the_area() -> None:
     assert regrid.ways == ("conservative", "conservative")
     values = regrid(torch.from_numpy(field))
     np.testing.assert_allclose(values.numpy(), area_means(field, GLOBE, target), atol=0.02)
+
+
+def test_xarray_regrid_gives_the_same_where_it_is_exact() -> None:
+    """It extends the first and last row beyond the poles, so those rows of a conservative target are not exact."""
+    pytest.importorskip("xarray_regrid")
+    source, target = Grid.regular(36, 72), Grid.regular(12, 24)
+    field = np.random.default_rng(0).normal(size=source.shape)
+    axes = {"latitude": list(source.latitude), "longitude": list(source.longitude)}
+    data: Any = xarray.DataArray(field, dims=tuple(axes), coords=axes)
+    wanted = xarray.Dataset(coords={"latitude": list(target.latitude), "longitude": list(target.longitude)})
+    right = data.regrid.conservative(wanted, latitude_coord="latitude").transpose(*axes).values
+    values = regridder(source, target, "conservative")(torch.from_numpy(field)).numpy()
+    np.testing.assert_allclose(values[1:-1], right[1:-1], atol=1e-6)
+    areas = -np.diff(np.sin(np.deg2rad(np.linspace(90, -90, 37))))[:, None]
+    exact = (field * areas).reshape(12, 3, 24, 3).sum((1, 3)) / (3 * areas.reshape(12, 3).sum(1)[:, None])
+    np.testing.assert_allclose(values, exact, atol=1e-6)
+    linear = data.regrid.linear(wanted).transpose(*axes).values
+    inside = np.isfinite(linear)
+    assert inside.sum() > 0.8 * inside.size
+    np.testing.assert_allclose(
+        regridder(source, target, "bilinear")(torch.from_numpy(field))[inside], linear[inside], atol=1e-6
+    )
 
 
 @settings(max_examples=60, deadline=None)
