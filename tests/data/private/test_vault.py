@@ -48,6 +48,7 @@ def test_values_come_back(vault: Vault, sealed: Store, tmp_path: Path) -> None:
         assert taken["stage"] == ["a", "b", "a", "a"]
         assert taken["who"] == [one.name_of(person) for person in PEOPLE]
     assert vault.take(sealed, [-1, 1], ["voice"]).keys() == {"voice"}
+    assert vault.take(sealed, np.array([-3, 0]), ["contents"]) == {"contents": [TEXTS[1], TEXTS[0]]}
 
 
 def test_no_file_holds_text_or_names(sealed: Store, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from hasten.core.errors import CorruptError, DataError, MachineError
 from hasten.core.files import write_atomically
@@ -132,7 +133,9 @@ class Vault:
                         raise DataError(f"the column {column} cannot be encrypted: {error}.") from error
                 writer.write({**rows, person: pa.array(names, pa.string())})
 
-    def take(self, store: Store, rows: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    def take(
+        self, store: Store, rows: Sequence[int] | NDArray[np.int64], columns: Sequence[str] | None = None
+    ) -> dict[str, list[Any]]:
         """Return rows of an encrypted store, decrypted.
 
         Args:
@@ -160,7 +163,7 @@ class Vault:
                 if name not in keys:
                     plain[column][at] = None
                     continue
-                bound = _bound(mark["id"], row % len(store), column, name)
+                bound = _bound(mark["id"], int(row) % len(store), column, name)
                 value = _opened(keys[name], plain[column][at], bound)
                 if value is None:
                     raise CorruptError(f"{store.source.where}, row {row:,}: {column} was changed or moved.")
