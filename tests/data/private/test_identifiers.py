@@ -93,6 +93,8 @@ def test_planted_identifiers_are_found() -> None:
 def test_long_and_strange_texts() -> None:
     identifiers = Identifiers(SALT)
     assert identifiers.replaced("") == ("", Counter())
+    with pytest.raises(DataError, match="half a surrogate at 4"):
+        identifiers.replaced("call\ud800 555-010-9988")
     text = "1-" * 200_000 + "\0 \N{PILE OF POO} e\N{COMBINING ACUTE ACCENT} Dr. Smith"
     replaced, counts = identifiers.replaced(text)
     assert counts["name"] == 1

@@ -59,11 +59,14 @@ def test_no_file_holds_text_or_names(sealed: Store, tmp_path: Path) -> None:
     assert PRINTS[1].tobytes() not in everything
 
 
-def test_an_erased_person_is_gone(vault: Vault, sealed: Store) -> None:
+def test_an_erased_person_is_gone(vault: Vault, source: Store, sealed: Store, tmp_path: Path) -> None:
     assert vault.erase("anna")
     assert not vault.erase("anna")
     assert vault.take(sealed, range(4))["contents"] == [None, ["two"], None, None]
     assert vault.take(sealed, [0])["voice"] == [None]
+    with pytest.raises(DataError, match="was erased from the vault"):
+        vault.encrypt(source, tmp_path / "again", ["contents"], person="who")
+    assert vault.take(sealed, range(4))["contents"] == [None, ["two"], None, None]
 
 
 def test_another_master_key(vault: Vault, sealed: Store, tmp_path: Path) -> None:
@@ -108,7 +111,8 @@ def test_a_changed_value_is_refused(
 
 
 def test_another_vault_reads_nothing(sealed: Store, tmp_path: Path) -> None:
-    assert Vault.create(tmp_path / "other", MASTER).take(sealed, range(4))["contents"] == [None] * 4
+    with pytest.raises(DataError, match="open the vault that encrypted it"):
+        Vault.create(tmp_path / "other", MASTER).take(sealed, range(4))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"root": 1, "keys": {}}', '{"root": "?", "keys": {}}', '{"root": ""}'])

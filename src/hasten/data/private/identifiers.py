@@ -182,7 +182,15 @@ class Identifiers:
         self._salt, self._expression = salt, _expression()
 
     def replaced(self, text: str) -> tuple[str, Counter[str]]:
-        """Return a text with tokens in place of identifiers, and how many there were of each kind."""
+        """Return a text with tokens in place of identifiers, and how many there were of each kind.
+
+        Raises:
+            DataError: The text has half a surrogate.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"the text has half a surrogate at {error.start:,}: correct the text.") from None
         counts: Counter[str] = Counter()
         parts, end = list[str](), 0
         for match in self._expression.finditer(text):

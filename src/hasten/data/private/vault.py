@@ -39,6 +39,8 @@ from hasten.data.store.write import StoreWriter
 KEY_BYTES, NONCE_BYTES = 32, 12
 _FILE, _SEALED = "keys.json", "encrypted"
 _ROWS = 1024
+_ERASED = b""
+"""In place of the key of a person who was erased. A person whom the vault does not know has no entry."""
 
 
 class Vault:
@@ -88,11 +90,12 @@ class Vault:
             _write(self._path, sealed, _read(self._path)[1])
 
     def erase(self, person: str) -> bool:
-        """Delete the key of a person, so that nothing encrypted with it can be read again. False if there was none."""
+        """Delete the key of a person, so that nothing encrypted with it can be read again. False if there is none."""
         with _locked(self._path):
             root, keys = _read(self._path)
-            had = keys.pop(self.name_of(person), None) is not None
-            _write(self._path, root, keys)
+            if had := bool(keys.get(self.name_of(person))):
+                keys[self.name_of(person)] = _ERASED
+                _write(self._path, root, keys)
         return had
 
     def name_of(self, person: str) -> str:
@@ -109,7 +112,8 @@ class Vault:
             person: Column of text that says whose row it is.
 
         Raises:
-            DataError: There is no such column, a row has no person, a value cannot be encrypted, or the new store exists.
+            DataError: There is no such column, a row has no person or one who was erased, a value cannot be encrypted, or
+                the new store exists.
         """
         source.checked_columns([person, *columns])
         number = secrets.token_hex(16)
@@ -147,8 +151,8 @@ class Vault:
             Column -> one value for each row. An encrypted value of a person who was erased is None.
 
         Raises:
-            CorruptError: A value was changed or moved, or belongs to another vault. Names the row and the column.
-            DataError: The store is not encrypted, or has no such column.
+            CorruptError: A value was changed or moved. Names the row and the column.
+            DataError: The store is not encrypted, has no such column, or was encrypted by another vault.
         """
         mark = store.manifest.provenance.get(_SEALED)
         if not isinstance(mark, dict):
@@ -171,7 +175,7 @@ class Vault:
         return {name: plain[name] for name in wanted}
 
     def _keys(self, names: Iterable[str], *, makes: bool = False) -> dict[str, bytes]:
-        """Return the keys of persons, by their hashes. Makes missing ones if asked to."""
+        """Return the keys of persons who were not erased, by their hashes. Makes missing ones if asked to."""
         sealed, found = _read(self._path)[1], dict[str, bytes]()
         missing = [name for name in dict.fromkeys(names) if name not in sealed]
         if makes and missing:
@@ -181,7 +185,13 @@ class Vault:
                 sealed = new | sealed
                 _write(self._path, root, sealed)
         for name in dict.fromkeys(names):
-            if name in sealed:
+            if name not in sealed:
+                raise DataError(
+                    f"{self._path} has never had a key of a person in this store: open the vault that encrypted it."
+                )
+            if sealed[name] == _ERASED and makes:
+                raise DataError("a person in this store was erased from the vault: leave those rows out.")
+            if sealed[name] != _ERASED:
                 key = _opened(self._root, sealed[name], name.encode())
                 if key is None:
                     raise CorruptError(f"{self._path}: a key was changed. Restore the file from a backup.")
