@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -115,23 +114,64 @@ def test_another_vault_reads_nothing(sealed: Store, tmp_path: Path) -> None:
         Vault.create(tmp_path / "other", MASTER).take(sealed, range(4))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"root": 1, "keys": {}}', '{"root": "?", "keys": {}}', '{"root": ""}'])
-def test_damaged_keys(text: str, vault: Vault, sealed: Store, tmp_path: Path) -> None:
-    (tmp_path / "vault" / "keys.json").write_text(text)
-    with pytest.raises(CorruptError, match=r"keys\.json is damaged"):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:0],
+        lambda text: text[:100],
+        lambda text: text.replace(b" ", b"", 1),
+        lambda text: b"\xff" + text[1:],
+        lambda text: text + b"no key\n",
+        lambda text: text + b"a b c\n",
+    ],
+    ids=["empty", "cut", "no space", "no text", "no base64", "three parts"],
+)
+def test_damaged_keys(change: Callable[[bytes], bytes], vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    path = tmp_path / "vault" / "keys"
+    whole = path.read_bytes()
+    path.write_bytes(change(whole))
+    with pytest.raises(CorruptError, match="keys is damaged"):
         Vault.open(tmp_path / "vault", MASTER)
-    with pytest.raises(CorruptError, match=r"keys\.json is damaged"):
-        vault.take(sealed, [0])
+    for _ in range(2):
+        with pytest.raises(CorruptError, match="keys is damaged"):
+            vault.take(sealed, [0])
+    path.write_bytes(whole)
+    assert vault.take(sealed, [0])["contents"] == [TEXTS[0]]
 
 
 def test_exchanged_keys(vault: Vault, sealed: Store, tmp_path: Path) -> None:
-    path = tmp_path / "vault" / "keys.json"
-    read = json.loads(path.read_text())
-    names = list(read["keys"])
-    read["keys"][names[0]] = read["keys"][names[1]]
-    path.write_text(json.dumps(read))
+    path = tmp_path / "vault" / "keys"
+    head, *lines = path.read_text().splitlines()
+    (one, key), (two, other), last = (line.split() for line in lines)
+    path.write_text("\n".join([head, f"{one} {other}", f"{two} {key}", " ".join(last), ""]))
     with pytest.raises(CorruptError, match="a key was changed"):
-        vault.take(sealed, range(4))
+        Vault.open(tmp_path / "vault", MASTER).take(sealed, range(4))
+
+
+def test_an_open_vault_follows_the_file(vault: Vault, source: Store, sealed: Store, tmp_path: Path) -> None:
+    opened = Vault.open(tmp_path / "vault", MASTER)
+    assert opened.take(sealed, range(4))["contents"] == TEXTS
+    with (tmp_path / "vault" / "keys").open("ab") as file:
+        file.write(b"0123 cut by a cra")
+    assert opened.take(sealed, range(4))["contents"] == TEXTS
+    with StoreWriter(tmp_path / "more") as writer:
+        writer.write({"who": ["new"], "contents": [["five"]]})
+    vault.encrypt(Store(tmp_path / "more"), tmp_path / "sealed-more", ["contents"], person="who")
+    assert opened.take(Store(tmp_path / "sealed-more"), [0])["contents"] == [["five"]]
+    assert (opened.counts(), opened.was_erased("otto")) == ((4, 0), False)
+    vault.erase("otto")  # as another process would
+    assert opened.take(sealed, range(4))["contents"] == [TEXTS[0], None, *TEXTS[2:]]
+    assert (opened.counts(), opened.was_erased("otto"), opened.was_erased("never")) == ((3, 1), True, False)
+    vault.rotate(OTHER)
+    assert opened.take(sealed, [0, 1])["contents"] == [TEXTS[0], None]
+    assert ((tmp_path / "vault" / "keys").stat().st_mode & 0o777) == 0o600
+
+
+def test_a_row_can_be_moved_as_a_whole(vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    rows = {name: part.to_pylist()[::-1] for name, part in sealed.take([0, 1, 3]).items()}
+    with StoreWriter(tmp_path / "moved", provenance=sealed.manifest.provenance) as writer:
+        writer.write(rows)
+    assert vault.take(Store(tmp_path / "moved"), [2, 0, 1], ["contents"])["contents"] == [TEXTS[0], TEXTS[3], TEXTS[1]]
 
 
 def test_what_cannot_be_encrypted(vault: Vault, source: Store, tmp_path: Path) -> None:

@@ -6,10 +6,14 @@
     vault.rotate(new_master)                              # no data is written again
     vault.erase("anna")
 
-Values are encrypted by AES-256-GCM, each with a nonce of its own, and are bound to their store, row, column and person:
-one that was changed or moved is refused. Keys of persons are random, and are kept encrypted (an envelope). Names of
-persons are in no file: the vault knows them by a keyed hash. Erasing does not reach copies of the file of keys, such as
+Values are encrypted by AES-256-GCM, each with a nonce of its own, and are bound to their row, column and person: one that
+was changed or moved is refused. A row is known by random bytes in the column `sealed_row`, so whole rows can be moved to
+other places and stores, or be left out, unnoticed. Keys of persons are random, and are kept encrypted (an envelope). Names
+of persons are in no file: the vault knows them by a keyed hash. Erasing does not reach copies of the file of keys, such as
 backups.
+
+The file of keys is one line for the root key, then one for each person. New persons are added at its end. Erasing and
+rotating write it again. An open vault looks at its first line at each use, and reads only what is new.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -37,10 +41,19 @@ from hasten.data.store.store import Store
 from hasten.data.store.write import StoreWriter
 
 KEY_BYTES, NONCE_BYTES = 32, 12
-_FILE, _SEALED = "keys.json", "encrypted"
+ROW = "sealed_row"
+"""Column of random bytes that an encrypted value is bound to."""
+SEALED = "encrypted"
+"""Key of a store's provenance that names the encrypted columns."""
+_FILE = "keys"
 _ROWS = 1024
 _ERASED = b""
 """In place of the key of a person who was erased. A person whom the vault does not know has no entry."""
+_MAX_CIPHERS = 100_000
+"""Number of persons whose keys are kept open in memory."""
+_ROOT_BYTES = NONCE_BYTES + KEY_BYTES + 16
+_HEAD_BYTES = 32 + 1 + _ROOT_BYTES // 3 * 4 + 1
+"""Size of the first line: random digits that change whenever the file is written again, and the encrypted root key."""
 
 
 class Vault:
@@ -49,6 +62,8 @@ class Vault:
     def __init__(self, path: Path, root: bytes) -> None:
         self._path, self._root = path, root
         self._names = hmac.new(root, b"names of persons", hashlib.sha256).digest()
+        self._file = _KeyFile(path)
+        self._ciphers: dict[str, tuple[bytes, Any]] = {}
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], master: bytes) -> Self:
@@ -65,7 +80,7 @@ class Vault:
         path, root = Path(folder) / _FILE, secrets.token_bytes(KEY_BYTES)
         if path.exists():
             raise DataError(f"{path} exists already: open it, or use another folder.")
-        _write(path, _sealed(_checked(master), root, b"root"), {})
+        _KeyFile(path).write(_sealed(_cipher(_checked(master)), root, b"root"), {})
         return cls(path, root)
 
     @classmethod
@@ -78,25 +93,37 @@ class Vault:
             MachineError: The package cryptography is not installed.
         """
         path = Path(folder) / _FILE
-        root = _opened(_checked(master), _read(path)[0], b"root")
+        root = _opened(_cipher(_checked(master)), _KeyFile(path).read()[0], b"root")
         if root is None:
             raise DataError(f"this is not the master key of {path}.")
         return cls(path, root)
 
     def rotate(self, master: bytes) -> None:
         """Use another master key from now on. Data stays as it is, and the old key opens the vault no more."""
-        sealed = _sealed(_checked(master), self._root, b"root")
+        sealed = _sealed(_cipher(_checked(master)), self._root, b"root")
         with _locked(self._path):
-            _write(self._path, sealed, _read(self._path)[1])
+            self._file.write(sealed, self._file.read()[1])
 
     def erase(self, person: str) -> bool:
-        """Delete the key of a person, so that nothing encrypted with it can be read again. False if there is none."""
+        """Delete the key of a person, so that nothing encrypted with it can be read again. False if there is none.
+
+        Vaults that are open elsewhere notice it at their next use.
+        """
         with _locked(self._path):
-            root, keys = _read(self._path)
+            root, keys = self._file.read()
             if had := bool(keys.get(self.name_of(person))):
-                keys[self.name_of(person)] = _ERASED
-                _write(self._path, root, keys)
+                self._file.write(root, keys | {self.name_of(person): _ERASED})
         return had
+
+    def counts(self) -> tuple[int, int]:
+        """Return the number of persons who have a key, and of those who were erased."""
+        keys = self._file.read()[1].values()
+        erased = sum(key == _ERASED for key in keys)
+        return len(keys) - erased, erased
+
+    def was_erased(self, person: str) -> bool:
+        """Return True if a person had a key that was deleted."""
+        return self._file.read()[1].get(self.name_of(person)) == _ERASED
 
     def name_of(self, person: str) -> str:
         """Return the keyed hash that stands for a person in encrypted stores."""
@@ -116,26 +143,40 @@ class Vault:
                 the new store exists.
         """
         source.checked_columns([person, *columns])
-        number = secrets.token_hex(16)
-        mark = {"id": number, "person": person, "columns": list(columns)}
-        with StoreWriter(folder, provenance={**source.manifest.provenance, _SEALED: mark}) as writer:
+        with StoreWriter(folder, provenance={**source.manifest.provenance, **mark(columns, person)}) as writer:
             for first in range(0, len(source), _ROWS):
                 rows = source.take(range(first, min(first + _ROWS, len(source))))
-                people = rows[person].to_pylist()
-                if None in people:
-                    raise DataError(f"row {first + people.index(None):,} has no {person}, so no key could erase it.")
-                names = [self.name_of(each) for each in people]
-                keys = self._keys(names, makes=True)
-                for column in columns:
-                    values = rows[column] if isinstance(rows[column], np.ndarray) else rows[column].to_pylist()
-                    try:
-                        rows[column] = pa.array([
-                            _sealed(keys[name], encode(value), _bound(number, first + at, column, name))
-                            for at, (name, value) in enumerate(zip(names, values, strict=True))
-                        ], pa.binary())  # fmt: skip
-                    except TypeError as error:
-                        raise DataError(f"the column {column} cannot be encrypted: {error}.") from error
-                writer.write({**rows, person: pa.array(names, pa.string())})
+                writer.write(self.sealed(rows, columns, person=person, first=first))
+
+    def sealed(self, rows: Mapping[str, Any], columns: Sequence[str], *, person: str, first: int = 0) -> dict[str, Any]:
+        """Return rows in which some columns are encrypted, for a store whose provenance has their `mark`.
+
+        Args:
+            rows: Column -> Arrow array, or array of numbers `[rows, ...]`.
+            columns: What to encrypt.
+            person: Column of text that says whose row it is.
+            first: Number of the first row, for messages.
+
+        Raises:
+            DataError: A row has no person or one who was erased, or a value cannot be encrypted.
+        """
+        people = rows[person].to_pylist()
+        if None in people:
+            raise DataError(f"row {first + people.index(None):,} has no {person}, so no key could erase it.")
+        names = [self.name_of(each) for each in people]
+        ciphers = self._keys(names, makes=True)
+        ids = [secrets.token_bytes(16) for _ in names]
+        made = {**rows, person: pa.array(names, pa.string()), ROW: pa.array(ids, pa.binary())}
+        for column in columns:
+            values = rows[column] if isinstance(rows[column], np.ndarray) else rows[column].to_pylist()
+            try:
+                made[column] = pa.array([
+                    _sealed(ciphers[name], encode(value), _bound(row, column, name))
+                    for row, name, value in zip(ids, names, values, strict=True)
+                ], pa.binary())  # fmt: skip
+            except TypeError as error:
+                raise DataError(f"the column {column} cannot be encrypted: {error}.") from error
+        return made
 
     def take(
         self, store: Store, rows: Sequence[int] | NDArray[np.int64], columns: Sequence[str] | None = None
@@ -143,9 +184,9 @@ class Vault:
         """Return rows of an encrypted store, decrypted.
 
         Args:
-            store: Written by `encrypt`.
+            store: Written by `encrypt`, or by a conversion with `--private`.
             rows: Row numbers.
-            columns: Names of the columns; None returns all.
+            columns: Names of the columns; None returns all but `sealed_row`.
 
         Returns:
             Column -> one value for each row. An encrypted value of a person who was erased is None.
@@ -154,53 +195,124 @@ class Vault:
             CorruptError: A value was changed or moved. Names the row and the column.
             DataError: The store is not encrypted, has no such column, or was encrypted by another vault.
         """
-        mark = store.manifest.provenance.get(_SEALED)
-        if not isinstance(mark, dict):
+        sealed = store.manifest.provenance.get(SEALED)
+        if not isinstance(sealed, dict):
             raise DataError(f"{store.source.where} is not encrypted: read it as it is.")
-        wanted = store.checked_columns(columns)
-        taken = store.take(rows, [*dict.fromkeys([*wanted, mark["person"]])])
+        person = sealed["person"]
+        wanted = store.checked_columns([name for name in store.columns if name != ROW] if columns is None else columns)
+        taken = store.take(rows, [*dict.fromkeys([*wanted, person, ROW])])
         plain = {name: list(part) if isinstance(part, np.ndarray) else part.to_pylist() for name, part in taken.items()}
-        names = plain[mark["person"]]
-        keys = self._keys(names)
-        for column in set(mark["columns"]).intersection(wanted):
-            for at, (row, name) in enumerate(zip(rows, names, strict=True)):
-                if name not in keys:
+        names = plain[person]
+        ciphers = self._keys(names)
+        for column in set(sealed["columns"]).intersection(wanted):
+            for at, (row, name) in enumerate(zip(plain[ROW], names, strict=True)):
+                if name not in ciphers:
                     plain[column][at] = None
                     continue
-                bound = _bound(mark["id"], int(row) % len(store), column, name)
-                value = _opened(keys[name], plain[column][at], bound)
+                value = _opened(ciphers[name], plain[column][at], _bound(row, column, name))
                 if value is None:
-                    raise CorruptError(f"{store.source.where}, row {row:,}: {column} was changed or moved.")
+                    raise CorruptError(f"{store.source.where}, row {rows[at]:,}: {column} was changed or moved.")
                 plain[column][at] = decode(bytearray(value))
         return {name: plain[name] for name in wanted}
 
-    def _keys(self, names: Iterable[str], *, makes: bool = False) -> dict[str, bytes]:
-        """Return the keys of persons who were not erased, by their hashes. Makes missing ones if asked to."""
-        sealed, found = _read(self._path)[1], dict[str, bytes]()
-        missing = [name for name in dict.fromkeys(names) if name not in sealed]
-        if makes and missing:
+    def _keys(self, names: Iterable[str], *, makes: bool = False) -> dict[str, Any]:
+        """Return the ciphers of persons who were not erased, by their hashes. Makes missing keys if asked to."""
+        names, found = dict.fromkeys(names), dict[str, Any]()
+        sealed = self._file.read()[1]
+        if makes and not names.keys() <= sealed.keys():
             with _locked(self._path):
-                root, sealed = _read(self._path)
-                new = {name: _sealed(self._root, secrets.token_bytes(KEY_BYTES), name.encode()) for name in missing}
-                sealed = new | sealed
-                _write(self._path, root, sealed)
-        for name in dict.fromkeys(names):
+                root, have = _cipher(self._root), self._file.read()[1]
+                new = [name for name in names if name not in have]
+                self._file.add({name: _sealed(root, secrets.token_bytes(KEY_BYTES), name.encode()) for name in new})
+                sealed = self._file.read()[1]
+        for name in names:
             if name not in sealed:
                 raise DataError(
                     f"{self._path} has never had a key of a person in this store: open the vault that encrypted it."
                 )
             if sealed[name] == _ERASED and makes:
                 raise DataError("a person in this store was erased from the vault: leave those rows out.")
-            if sealed[name] != _ERASED:
-                key = _opened(self._root, sealed[name], name.encode())
-                if key is None:
-                    raise CorruptError(f"{self._path}: a key was changed. Restore the file from a backup.")
-                found[name] = key
+            if sealed[name] == _ERASED:
+                self._ciphers.pop(name, None)
+            else:
+                found[name] = self._cipher_of(name, sealed[name])
         return found
 
+    def _cipher_of(self, name: str, sealed: bytes) -> Any:
+        """Return the cipher of a person, of which many are kept in memory, as long as the encrypted key is the same."""
+        of, cipher = self._ciphers.get(name, (b"", None))
+        if of != sealed:
+            key = _opened(_cipher(self._root), sealed, name.encode())
+            if key is None:
+                raise CorruptError(f"{self._path}: a key was changed. Restore the file from a backup.")
+            cipher = _cipher(key)
+            if len(self._ciphers) >= _MAX_CIPHERS:
+                self._ciphers.clear()
+            self._ciphers[name] = sealed, cipher
+        return cipher
 
-def _bound(store: str, row: int, column: str, name: str) -> bytes:
-    return json.dumps([store, row, column, name]).encode()
+
+class _KeyFile:
+    """Read the file of keys, and follow its changes. Callers that write hold the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._head, self._end, self._keys = b"", 0, dict[str, bytes]()
+
+    def read(self) -> tuple[bytes, dict[str, bytes]]:
+        """Return the encrypted root key, and the encrypted keys of persons by their hashes. Do not change them.
+
+        Raises:
+            CorruptError: The file is damaged.
+            DataError: There is no file.
+        """
+        try:
+            with self._path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+                if head != self._head or os.fstat(file.fileno()).st_size < self._end:
+                    self._head, self._end, self._keys = head, _HEAD_BYTES, {}
+                file.seek(self._end)
+                new = file.read()
+            new = new[: new.rfind(b"\n") + 1]  # a line without an end is being written, or was cut by a crash
+            for line in new.decode("ascii").splitlines():
+                name, key = line.split(" ")
+                self._keys[name] = base64.b64decode(key, validate=True)
+            self._end += len(new)
+            _, root = head.decode("ascii").removesuffix("\n").split(" ")
+            return base64.b64decode(root, validate=True), self._keys
+        except FileNotFoundError as error:
+            raise DataError(f"there is no vault: {self._path} is missing.") from error
+        except (OSError, ValueError) as error:
+            self._head = b""
+            raise CorruptError(f"{self._path} is damaged: {type(error).__name__}. Restore it from a backup.") from error
+
+    def add(self, keys: Mapping[str, bytes]) -> None:
+        """Add keys of persons, flushed to the disk."""
+        with self._path.open("r+b") as file:
+            file.truncate(self._end)
+            file.seek(self._end)
+            file.write("".join(map(_line, keys, keys.values())).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, root: bytes, keys: Mapping[str, bytes]) -> None:
+        """Write the file again."""
+        head = f"{secrets.token_hex(16)} {base64.b64encode(root).decode()}\n"
+        write_atomically(self._path, head + "".join(map(_line, keys, keys.values())))
+        self._path.chmod(0o600)
+
+
+def mark(columns: Sequence[str], person: str) -> dict[str, Any]:
+    """Return what the provenance of a store must contain, for `Vault.take`."""
+    return {SEALED: {"person": person, "columns": list(columns)}}
+
+
+def _line(name: str, key: bytes) -> str:
+    return f"{name} {base64.b64encode(key).decode()}\n"
+
+
+def _bound(row: bytes, column: str, name: str) -> bytes:
+    return json.dumps([row.hex(), column, name]).encode()
 
 
 def _checked(master: bytes) -> bytes:
@@ -217,14 +329,13 @@ def _cipher(key: bytes) -> Any:
     return AESGCM(key)
 
 
-def _sealed(key: bytes, data: bytes, bound: bytes) -> bytes:
+def _sealed(cipher: Any, data: bytes, bound: bytes) -> bytes:
     nonce = secrets.token_bytes(NONCE_BYTES)
-    return nonce + bytes(_cipher(key).encrypt(nonce, data, bound))
+    return nonce + bytes(cipher.encrypt(nonce, data, bound))
 
 
-def _opened(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+def _opened(cipher: Any, sealed: bytes, bound: bytes) -> bytes | None:
     """Return what was encrypted; None if the key is another one, or anything was changed."""
-    cipher = _cipher(key)
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415  installed, as the cipher is
 
     try:
@@ -238,19 +349,3 @@ def _locked(path: Path) -> Iterator[None]:
     with path.with_suffix(".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _write(path: Path, root: bytes, keys: dict[str, bytes]) -> None:
-    texts = {name: base64.b64encode(key).decode() for name, key in {"": root, **keys}.items()}
-    write_atomically(path, json.dumps({"root": texts.pop(""), "keys": texts}))
-
-
-def _read(path: Path) -> tuple[bytes, dict[str, bytes]]:
-    try:
-        read = json.loads(path.read_bytes())
-        keys = {str(name): base64.b64decode(key, validate=True) for name, key in read["keys"].items()}
-        return base64.b64decode(read["root"], validate=True), keys
-    except FileNotFoundError as error:
-        raise DataError(f"there is no vault: {path} is missing.") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptError(f"{path} is damaged: {type(error).__name__}. Restore it from a backup.") from error
