@@ -139,6 +139,7 @@ def test_every_field_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             "persona_id": "3",
             "roles": ["system", "user", "assistant"],
             "contents": [message["content"] for message in full["messages"]],
+            "rejected": None,
             "timestamps": [None, datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC), None],
             "other": rows[0]["other"],
         }
@@ -152,6 +153,7 @@ def test_every_field_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert rows[1]["roles"] == ["assistant", "user"]
         assert {name for name, value in rows[1].items() if value is None} == {
             *SCHEMA.names[1:7],
+            "rejected",
             "timestamps",
             "other",
         }

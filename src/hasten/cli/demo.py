@@ -24,11 +24,12 @@ class Example(enum.StrEnum):
     DETECTION = "detection"
     OCR = "ocr"
     DATACUBE = "datacube"
+    DIALOGUE = "dialogue"
 
 
 JOBS = {Example.TEXT: "text.py:TextJob", Example.IMAGE: "image.py:DigitsJob"}
 BUDGET = "5m"
-BUDGETS = {Example.DETECTION: "10m", Example.OCR: "10m", Example.DATACUBE: "10m"}
+BUDGETS = dict.fromkeys((Example.DETECTION, Example.OCR, Example.DATACUBE, Example.DIALOGUE), "10m")
 """Default budgets of jobs that take longer to start and to train."""
 WORDS = {
     Example.TEXT: "a byte-level GPT on English text from Python's own files, without optimizations",
@@ -39,7 +40,7 @@ WORDS = {
 def demo(
     example: Annotated[Example, typer.Argument(help="Which job.")] = Example.TEXT,
     budget: Annotated[
-        str | None, typer.Option(help="Time to spend. Default: 5m; 10m for detection, ocr and datacube.")
+        str | None, typer.Option(help="Time to spend. Default: 5m; 10m for detection, ocr, datacube and dialogue.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for plan, evidence and report.")] = DEFAULT_OUT,
     every: AllOption = False,

@@ -1,8 +1,9 @@
 """Check conversations and turn each into one row of a store.
 
 A conversation is a JSON object: `conversation_id` (or `id`), `source`, `messages` with `role`, `content` and an optional
-`timestamp`, and `metadata` with `stage`, `quality_profile`, `voice_signature`, `crisis_intensity` and `persona_id`. Only the
-id and the messages are required. A refusal names the message and the reason, never any text of the conversation.
+`timestamp`, and `metadata` with `stage`, `quality_profile`, `voice_signature`, `crisis_intensity` and `persona_id`.
+`rejected` is a worse text for the last message, for training on preferences. Only the id and the messages are required. A
+refusal names the message and the reason, never any text of the conversation.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("conversation_id", "source", *LABELS)),
         ("roles", pa.list_(pa.string())),
         ("contents", pa.list_(pa.string())),
+        ("rejected", pa.string()),
         ("timestamps", pa.list_(pa.timestamp("us", "UTC"))),
         ("other", pa.string()),
     ]
@@ -69,7 +71,10 @@ def row_of(record: Mapping[str, Any]) -> dict[str, Any] | Refusal:
             return Refusal(reason, place)
     if roles == ["system"]:
         return Refusal("the conversation has only a system message")
-    other = {key: value for key, value in record.items() if key not in {name, "source", "messages", "metadata"}}
+    if (rejected := record.get("rejected")) is not None and (reason := _rejected_problem(rejected, messages, roles)):
+        return Refusal(reason)
+    known = {name, "source", "messages", "metadata", "rejected"}
+    other = {key: value for key, value in record.items() if key not in known}
     if unknown := {key: value for key, value in metadata.items() if key not in LABELS}:
         other["metadata"] = unknown
     of_messages = [{k: v for k, v in m.items() if k not in {"role", "content", "timestamp"}} for m in messages]
@@ -81,6 +86,7 @@ def row_of(record: Mapping[str, Any]) -> dict[str, Any] | Refusal:
         **{label: _text(metadata.get(label)) for label in LABELS},
         "roles": roles,
         "contents": [message["content"] for message in messages],
+        "rejected": rejected,
         "timestamps": times if any(times) else None,
         "other": json.dumps(other) if other else None,
     }
@@ -129,6 +135,14 @@ def _add(message: Any, roles: list[str], times: list[datetime | None]) -> str:
     roles.append(role)
     times.append(time)
     return ""
+
+
+def _rejected_problem(rejected: Any, messages: list[Any], roles: list[str]) -> str:
+    if roles[-1] != "assistant" or len(roles) == 1:
+        return "the field 'rejected' needs messages that end with an answer of the assistant"
+    if reason := _content_problem(rejected):
+        return f"field 'rejected': {reason}"
+    return "the field 'rejected' equals the last message" if rejected == messages[-1]["content"] else ""
 
 
 def _content_problem(content: Any) -> str:

@@ -109,5 +109,13 @@ RECIPES = {
             demo="NaiveDrawnWeather",
             words="a forecaster of gridded fields on a generated atmosphere, written naively",
         ),
+        Recipe(
+            name="dialogue",
+            module="hasten.recipes.dialogue",
+            job="DialogueJob",
+            naive="NaiveDialogueJob",
+            demo="NaiveDrawnCounsel",
+            words="a chat model on generated counselling conversations, written naively",
+        ),
     )
 }

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hasten.core.errors import DataError
 from hasten.core.packing import packed_attention
 from hasten.data import StoreWriter
-from hasten.recipes.dialogue.packing import NOTHING, PackedConversations, document_mask, packing_of, targets
+from hasten.recipes.dialogue.packing import NOTHING, PackedConversations, document_mask, packed_batch, targets
 from hasten.recipes.dialogue.stages import open_stages
 
 NUM_TOKENS = 1_000
@@ -77,7 +77,9 @@ def test_a_conversation_moves_by_less_than_a_window(folder: Path, window: int) -
     for start in range(0, len(order), window):
         assert sorted(packed[start : start + window]) == sorted(order[start : start + window])
     assert read(window) == packed
-    others = read(window, seed=1), read(window, epoch=1)
+    twice = read(window, passes=2)
+    assert twice[: len(packed)] == packed
+    others = read(window, seed=1), twice[len(packed) :]
     assert all(other != packed for other in others)
     assert all(sorted(other) == sorted(packed) for other in others)
 
@@ -178,11 +180,11 @@ def test_the_sum_of_losses_is_that_of_the_conversations_alone(batch: dict[str, t
     leaking = losses(model, batch, causal)
     assert leaking.sum().item() != pytest.approx(alone.item(), rel=1e-5)
 
-    packing = packing_of(batch["documents"])
-    flat = {name: batch[name].view(1, -1) for name in ("ids", "positions")}
-    logits = model(flat["ids"], flat["positions"], lambda q, k, v: packed_attention(q, k, v, packing, is_causal=True))
-    wanted = targets(batch["ids"], batch["mask"], batch["documents"])
-    summed = F.cross_entropy(logits[0], wanted.flatten(), ignore_index=NOTHING, reduction="sum")
+    rows = [{name: values[row] for name, values in batch.items()} for row in range(len(batch["ids"]))]
+    packed = packed_batch(rows)
+    positions = packed["packing"].positions[None]
+    logits = model(packed["ids"], positions, lambda q, k, v: packed_attention(q, k, v, packed["packing"], is_causal=True))
+    summed = F.cross_entropy(logits[0, packed["where"]], packed["wanted"], reduction="sum")
     assert summed.item() == pytest.approx(alone.item(), rel=1e-5)
 
 
@@ -191,7 +193,11 @@ def test_only_masked_tokens_of_the_same_conversation_are_predicted() -> None:
     mask = torch.tensor([[1, 0, 1, 1, 1, 0]])
     documents = torch.tensor([[1, 1, 1, 2, 2, 0]])
     assert targets(ids, mask, documents).tolist() == [[NOTHING, 3, NOTHING, 5, NOTHING, NOTHING]]
-    assert packing_of(documents.repeat(2, 1)).lengths == (3, 2, 1, 3, 2, 1)
+    packed = packed_batch([{"ids": ids[0], "mask": mask[0], "documents": documents[0]}] * 2)
+    assert packed["ids"].tolist() == [[1, 2, 3, 4, 5] * 2]
+    assert packed["packing"].lengths == (3, 2, 3, 2)
+    assert packed["where"].tolist() == [1, 3, 6, 8]
+    assert packed["wanted"].tolist() == [3, 5, 3, 5]
     assert document_mask(documents)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,7 @@ def _lookup() -> _Lookup:
         for index in range(codes.size):
             out[index] = table[codes[index]]
 
-    return cast("_Lookup", numba.njit(cache=True, nogil=True)(look_up))
+    return numba.njit(cache=True, nogil=True)(look_up)  # type: ignore[no-any-return]
 
 
 _MISSING = ("_FillValue", "missing_value")

@@ -8,7 +8,7 @@ Packing by length over a whole dataset would undo the curriculum. Attention stay
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -42,13 +42,14 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         length: Number of tokens in a row.
         window: Number of conversations packed together. Larger windows fill rows better and move conversations further.
         seed: Seed of the shuffle within each stage.
-        epoch: Number of the epoch; each has another order within the stages.
+        passes: Number of passes over a stage before the next one begins; each has another order.
         pad: Padding token.
         stages: Stages to read; None reads all, in the order of the curriculum.
 
     Attributes:
         num_tokens: Number of tokens in all rows, without padding.
         stage_rows: First row of each stage, by name.
+        stores: The store of each stage, by its number.
 
     Raises:
         DataError: An argument is invalid, or a stage does not exist.
@@ -61,11 +62,11 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         length: int,
         window: int = 1024,
         seed: int = 0,
-        epoch: int = 0,
+        passes: int = 1,
         pad: int = 0,
         stages: Sequence[str] | None = None,
     ) -> None:
-        for name, value in (("length", length), ("window", window)):
+        for name, value in (("length", length), ("window", window), ("passes", passes)):
             if value < 1:
                 raise DataError(f"{name} must be at least 1, not {value}.")
         found = open_stages(folder)
@@ -73,18 +74,19 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
             if stage not in found:
                 raise DataError(f"{folder} has no stage {stage!r}; its stages are {', '.join(found)}.")
         chosen = {stage: store for stage, store in found.items() if stages is None or stage in stages}
-        self._stores, self._length, self._pad = list(chosen.values()), length, pad
+        self.stores, self._length, self._pad = list(chosen.values()), length, pad
         self.stage_rows: dict[str, int] = {}
         rows: list[npt.NDArray[np.int64]] = []
         counts: list[int] = []
         for number, (stage, store) in enumerate(chosen.items()):
             self.stage_rows[stage] = len(counts)
-            order = Order(store.reader.block_counts, seed=seed, epoch=epoch, shuffle=True, window_blocks=16)
             lengths = Lengths(store, "tokens")
-            for pool in range(-(-order.num_samples // window)):
-                packed = packed_pool(order, lengths, pool, window, length)
-                counts += map(len, packed)
-                rows.append(_as_array(number, packed))
+            for turn in range(passes):
+                order = Order(store.reader.block_counts, seed=seed, epoch=turn, shuffle=True, window_blocks=16)
+                for pool in range(-(-order.num_samples // window)):
+                    packed = packed_pool(order, lengths, pool, window, length)
+                    counts += map(len, packed)
+                    rows.append(_as_array(number, packed))
         self._pieces = np.concatenate(rows)  # stage, document, start and length, [pieces, 4]: small for millions
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._pieces[:, 3].sum())
@@ -98,18 +100,19 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Return several rows with one read per stage, as PyTorch's DataLoader requests them."""
-        pieces = [self._pieces_of(row) for row in rows]
+        pieces = [self.pieces(row) for row in rows]
         wanted = np.concatenate(pieces)
         texts: _Texts = {}
         for stage in np.unique(wanted[:, 0]).tolist():
             documents = np.unique(wanted[wanted[:, 0] == stage, 1])
-            taken = self._stores[stage].take(documents, ["tokens", "loss_mask"])
+            taken = self.stores[stage].take(documents, ["tokens", "loss_mask"])
             for place, document in enumerate(documents.tolist()):
                 ids, mask = (taken[name][place].values.to_numpy() for name in ("tokens", "loss_mask"))
                 texts[stage, document] = ids, mask
         return [self._filled(row.tolist(), texts) for row in pieces]
 
-    def _pieces_of(self, row: int) -> npt.NDArray[np.int64]:
+    def pieces(self, row: int) -> npt.NDArray[np.int64]:
+        """Return what a row holds: number of the stage, row of its store, first token, number of tokens, `[pieces, 4]`."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} is out of range: there are {len(self):,} rows")
         row %= len(self)
@@ -173,11 +176,20 @@ def document_mask(documents: torch.Tensor) -> torch.Tensor:
     return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=documents.device).tril()
 
 
-def packing_of(documents: torch.Tensor) -> Packing:
-    """Return the documents of a batch, for `hasten.packed_attention` over its rows end to end, `[1, batch * length]`.
+def packed_batch(rows: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+    """Put the documents of rows end to end, without the padding, for `hasten.packed_attention`.
 
-    It computes the same as the mask of `document_mask`, without what the mask would hide. Padding at the end of a row counts
-    as a document.
+    Args:
+        rows: Rows of `PackedConversations`.
+
+    Returns:
+        `ids`, int64 `[1, total]`; `packing`, the documents; `where`, int64 `[counted]`, the positions with a loss; and
+        `wanted`, int64 `[counted]`, the token to predict at each.
     """
-    numbers = documents + torch.arange(len(documents), device=documents.device)[:, None] * (documents.shape[1] + 1)
-    return Packing.of(torch.unique_consecutive(numbers.flatten(), return_counts=True)[1].tolist())
+    ids, mask, documents = (torch.stack([row[name] for row in rows]) for name in ("ids", "mask", "documents"))
+    real = documents > 0
+    wanted = targets(ids, mask, documents)[real]
+    numbers = documents + torch.arange(len(rows))[:, None] * (documents.shape[1] + 1)
+    lengths = torch.unique_consecutive(numbers[real], return_counts=True)[1]
+    where = (wanted != NOTHING).nonzero()[:, 0]
+    return {"ids": ids[real][None], "packing": Packing.of(lengths.tolist()), "where": where, "wanted": wanted[where]}

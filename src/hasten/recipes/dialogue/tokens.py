@@ -11,7 +11,8 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -233,31 +234,75 @@ def texts_of(store: Store) -> Iterator[str]:
         yield from store.reader.block(number).column("contents").flatten().to_pylist()
 
 
-def tokenize_stages(source: str | os.PathLike[str], folder: str | os.PathLike[str], tokens: ChatTokens) -> None:
+def tokenize_stages(
+    source: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    tokens: ChatTokens,
+    *,
+    keep: Callable[[pa.RecordBatch], Sequence[bool]] | None = None,
+) -> None:
     """Write a store of tokens for each stage: `conversation_id`, `tokens` and `loss_mask`, one row per conversation.
+
+    If a conversation of the stage has a rejected answer, there are two more columns: `rejected`, its tokens with that answer
+    as the last message, and `prompt`, the number of tokens that both have before it. They are null elsewhere.
 
     Args:
         source: Folder of `convert_stages`.
         folder: Folder of the new stores, which `open_stages` opens too.
         tokens: Tokenizer and template.
+        keep: Which rows of a block to use; None uses all. A stage of which nothing is kept has no store.
 
     Raises:
         DataError: A store exists already, or a conversation cannot be written with the template.
     """
     kind = np.uint16 if tokens.num_tokens <= 2**16 else np.int32
     for stage, store in open_stages(source).items():
+        numbers = range(len(store.reader.block_counts))
+        blocks = (store.reader.block(number) for number in numbers)
+        kept = (block if keep is None else block.filter(pa.array(keep(block), pa.bool_())) for block in blocks)
+        whole = (block for block in kept if len(block))
+        first = next(whole, None)
+        if first is None:
+            continue
+        pairs = any(
+            store.reader.block(number).column("rejected").null_count < len(store.reader.block(number)) for number in numbers
+        )
         with StoreWriter(Path(folder) / stage, provenance=store.manifest.provenance) as writer:
-            for number in range(len(store.reader.block_counts)):
-                block = store.reader.block(number)
-                turns = map(Turns, block.column("roles").to_pylist(), block.column("contents").to_pylist())
-                made = tokens.encode(list(turns))
-                writer.write(
-                    {
-                        "conversation_id": block.column("conversation_id"),
-                        "tokens": _lists([row.ids.astype(kind) for row in made]),
-                        "loss_mask": _lists([row.mask for row in made]),
-                    }
-                )
+            for block in chain([first], whole):
+                writer.write(_tokenized(block, tokens, kind, pairs=pairs))
+
+
+def _tokenized(block: pa.RecordBatch, tokens: ChatTokens, kind: type[np.generic], *, pairs: bool) -> dict[str, Any]:
+    turns = list(map(Turns, block.column("roles").to_pylist(), block.column("contents").to_pylist()))
+    made = tokens.encode(turns)
+    columns: dict[str, Any] = {
+        "conversation_id": block.column("conversation_id"),
+        "tokens": _lists([row.ids.astype(kind) for row in made]),
+        "loss_mask": _lists([row.mask for row in made]),
+    }
+    if not pairs:
+        return columns
+    answers = block.column("rejected").to_pylist()
+    rows = [row for row, answer in enumerate(answers) if answer is not None]
+    worse = tokens.encode([Turns(turns[row].roles, [*turns[row].contents[:-1], answers[row]]) for row in rows])
+    rejected: list[npt.NDArray[Any] | None] = [None] * len(turns)
+    prompt: list[int | None] = [None] * len(turns)
+    for row, other in zip(rows, worse, strict=True):
+        rejected[row], prompt[row] = other.ids.astype(kind), _before_last(other.mask)
+        if _before_last(made[row].mask) != prompt[row]:
+            raise DataError(
+                "the chat template writes the messages before the last answer differently for two answers, so they cannot "
+                "be compared: use a template that depends on earlier messages only."
+            )
+    columns["rejected"] = pa.array(rejected, pa.list_(pa.from_numpy_dtype(kind)))
+    columns["prompt"] = pa.array(prompt, pa.int32())
+    return columns
+
+
+def _before_last(mask: npt.NDArray[np.uint8]) -> int:
+    """Return where the last part of ones in a mask begins."""
+    last = int(np.flatnonzero(mask)[-1])
+    return int(np.flatnonzero(mask[:last] == 0)[-1]) + 1
 
 
 def _lists(rows: Sequence[npt.NDArray[Any]]) -> pa.Array:

@@ -1,0 +1,21 @@
+"""A small dialogue job for `hasten demo dialogue`: takes minutes, on generated conversations."""
+
+from __future__ import annotations
+
+from hasten.recipes.dialogue.job import DialogueJob
+from hasten.recipes.dialogue.naive import NaiveDialogueJob
+
+
+class DrawnCounsel(DialogueJob):
+    """Supervised training of a small model on generated conversations."""
+
+    width = 96
+    depth = 2
+    batch_size = 2
+    row_tokens = 1024
+
+
+class NaiveDrawnCounsel(NaiveDialogueJob, DrawnCounsel):
+    """The same job, written naively."""
+
+    forms = (DrawnCounsel,)
