@@ -26,6 +26,11 @@ class Share(NamedTuple):
     hits: int
     items: int
 
+    @property
+    def value(self) -> float:
+        """The share; NaN if nothing was counted."""
+        return self.hits / self.items if self.items else math.nan
+
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the Wilson interval, from 0 to 1; all of it if nothing was counted."""
         if not self.items:
@@ -38,11 +43,19 @@ class Share(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A number with its confidence interval, such as a perplexity over several seeds."""
+    """A number with its confidence interval, such as a perplexity over conversations.
+
+    Attributes:
+        value: The number.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        items: Number of items that it was computed from; 0 if that is unknown.
+    """
 
     value: float
     low: float
     high: float
+    items: int = 0
 
 
 class Decision(NamedTuple):
@@ -129,11 +142,11 @@ class Gate:
         if isinstance(result, Share):
             if not 0 <= result.hits <= result.items or not result.items:
                 return False, f"{where}: not passed, {result.hits} of {result.items} is no share"
-            (low, high), value = result.interval(self.confidence), result.hits / result.items
+            (low, high), value = result.interval(self.confidence), result.value
             of = f" of {result.items:,}"
         else:
-            value, low, high = result
-            of = ""
+            value, low, high, items = result
+            of = f" from {items:,}" if items else ""
             if not low <= value <= high or not math.isfinite(high - low):
                 return False, f"{where}: not passed, {value:g} ({low:g} to {high:g}) is no number with an interval"
         passed = high <= self.threshold if self.at_most else low >= self.threshold

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hasten.core import gates
 from hasten.core.errors import DataError
-from hasten.recipes.dialogue.bias.scan import MIN_TEXTS, Share
+from hasten.core.gates import Share
+from hasten.recipes.dialogue.bias.scan import MIN_TEXTS
 
 _ROUNDS = 20_000
 
@@ -20,31 +20,27 @@ class Balance:
     """The balance of a data set.
 
     Attributes:
-        shares: Group -> share of the items whose group is known; see `Share`.
+        shares: Group -> share of the items whose group is known.
+        too_few: Groups with too few items to say more than their number.
         num_unknown: Number of items whose group is unknown.
     """
 
     shares: Mapping[str, Share]
+    too_few: tuple[str, ...]
     num_unknown: int
 
 
-def balance(groups: Sequence[str | None], *, min_items: int = MIN_TEXTS, confidence: float = 0.95) -> Balance:
+def balance(groups: Sequence[str | None], *, min_items: int = MIN_TEXTS) -> Balance:
     """Return the share of each group among the items whose group is known.
 
     Args:
         groups: Group of each item, e.g. from `Scanner.labels`; None is unknown.
-        min_items: A group with fewer items has a count but no share: too few to say.
-        confidence: Of the Wilson intervals.
+        min_items: A group with fewer items is in `too_few`.
     """
     counts = Counter(group for group in groups if group is not None)
     total = counts.total()
-    shares = {
-        group: Share(count, total, count / total, *gates.Share(count, total).interval(confidence))
-        if count >= min_items
-        else Share(count, total, None, None, None)
-        for group, count in sorted(counts.items())
-    }
-    return Balance(shares, len(groups) - total)
+    shares = {group: Share(count, total) for group, count in sorted(counts.items())}
+    return Balance(shares, tuple(group for group in shares if counts[group] < min_items), len(groups) - total)
 
 
 def weights_for(

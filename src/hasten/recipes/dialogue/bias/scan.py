@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hasten.core import gates
 from hasten.core.errors import CorruptError, DataError
+from hasten.core.gates import Share
 from hasten.recipes.dialogue.bias.patterns import Patterns, folded, load_patterns
 from hasten.recipes.needed import needed
 
@@ -24,25 +24,6 @@ MIN_TEXTS = 30
 """Smallest number of texts from which a share is reported."""
 _BATCH_BYTES = 1 << 20
 _Ints: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class Share:
-    """The share of texts that mention a group, with its Wilson interval.
-
-    Attributes:
-        count: Number of texts that mention it.
-        total: Number of texts.
-        share: `count / total`; None if there are too few texts to say.
-        low: Lower end of the interval; None as above.
-        high: Upper end of the interval; None as above.
-    """
-
-    count: int
-    total: int
-    share: float | None
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True)
@@ -79,15 +60,9 @@ class Counts:
             _merged(self.group_texts, other.group_texts),
         )
 
-    def share(self, group: str, *, min_texts: int = MIN_TEXTS, confidence: float = 0.95) -> Share:
-        """Return the share of texts that mention a group.
-
-        Below `min_texts` texts in all, there is no share: too few to say.
-        """
-        count = self.group_texts.get(group, 0)
-        if self.num_texts < min_texts:
-            return Share(count, self.num_texts, None, None, None)
-        return Share(count, self.num_texts, count / self.num_texts, *gates.Share(count, self.num_texts).interval(confidence))
+    def share(self, group: str, *, min_texts: int = MIN_TEXTS) -> Share | None:
+        """Return the share of texts that mention a group; None if there are fewer than `min_texts`: too few to say."""
+        return Share(self.group_texts.get(group, 0), self.num_texts) if self.num_texts >= min_texts else None
 
     def to_json(self) -> str:
         """Return the counts as JSON; see `from_json`."""

@@ -1,7 +1,7 @@
 """Find the most similar embeddings exactly, and say how consistent, authentic and steady a speaker's voice is.
 
 All similarities are cosines. Embeddings that are not finite, or zero, are refused: no score can be computed from a part of
-them. Voice embeddings identify people: keep them as carefully as the recordings.
+them. Voice embeddings identify people: keep them as carefully as the recordings. `hasten.core.gates.Gate` judges the scores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hasten.core.errors import DataError
+from hasten.core.gates import Estimate
 from hasten.recipes.needed import needed
 
 Vectors: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
@@ -154,34 +155,7 @@ def recall(found: Neighbours, exact: Neighbours) -> float:
     return float(hits.double().mean())
 
 
-@dataclass(frozen=True)
-class Score:
-    """A score with its interval.
-
-    Attributes:
-        value: The score.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-        confidence: Two-sided confidence level of the interval.
-        num_recordings: Recordings it was computed from.
-    """
-
-    value: float
-    low: float
-    high: float
-    confidence: float
-    num_recordings: int
-
-    def at_least(self, threshold: float) -> bool:
-        """Return whether the whole interval reaches the threshold. False if a number is NaN."""
-        return self.value >= self.low >= threshold
-
-    def at_most(self, threshold: float) -> bool:
-        """Return whether the whole interval stays within the threshold. False if a number is NaN."""
-        return self.value <= self.high <= threshold
-
-
-def consistency(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Score:
+def consistency(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
     """Return how similar the recordings of a speaker are: the mean cosine of all pairs of two recordings, from -1 to 1.
 
     Args:
@@ -195,7 +169,7 @@ def consistency(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0)
     return _scored([recordings], lambda units, weights: _within(units[0], weights[0]), confidence, seed)
 
 
-def drift(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Score:
+def drift(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
     """Return how far a voice has moved from the first half of its recordings to the second: 0 if it has not.
 
     It is the mean cosine of pairs within a half, minus that of pairs from different halves. Noise lowers both equally, so
@@ -219,7 +193,9 @@ def drift(recordings: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Sc
     return _scored([recordings[:half], recordings[half:]], score, confidence, seed)
 
 
-def authenticity(claimed: Vectors, reference: Vectors, others: Vectors, *, confidence: float = 0.95, seed: int = 0) -> Score:
+def authenticity(
+    claimed: Vectors, reference: Vectors, others: Vectors, *, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
     """Return the probability that a claimed recording is more like the speaker than another speaker's recording is.
 
     Likeness is the cosine to the mean of the reference recordings, which the bootstrap leaves as it is. This is the area
@@ -251,7 +227,7 @@ def _scored(
     score: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor],
     confidence: float,
     seed: int,
-) -> Score:
+) -> Estimate:
     """Return a score with its percentile interval, widened to include the score. Recordings are resampled in each group.
 
     A resampled recording is a weight, so that no recording is ever paired with its own copy.
@@ -267,7 +243,7 @@ def _scored(
     low, high = torch.quantile(drawn, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     if not all(map(math.isfinite, (value, low, high))):
         raise DataError("the score is not a finite number: check the embeddings.")
-    return Score(value, min(low, value), max(high, value), confidence, sum(map(len, units)))
+    return Estimate(value, min(low, value), max(high, value), sum(map(len, units)))
 
 
 def _within(units: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
