@@ -184,7 +184,17 @@ VERBS: dict[str, set[str]] = {
     "demo": {"example", "--budget", "--out", "--all"},
     "data synth": {"recipe", "folder", "--count", "--seed"},
     "recipes list": set(),
-    "recipes new": {"recipe", "name", "--images", "--labels", "--rows", "--encoding"},
+    "recipes new": {
+        "recipe",
+        "name",
+        "--images",
+        "--labels",
+        "--rows",
+        "--encoding",
+        "--conversations",
+        "--stage",
+        "--chat-model",
+    },
     "recipes look": {"target", "weights", "pictures", "--out", "--min-score"},
     "recipes export": {"target", "weights", "file"},
 }

@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from hasten.cli.main import app
 from hasten.core.errors import DataError, HastenError
 from hasten.core.target import load_job
+from hasten.recipes.dialogue.stages import STAGES
 from hasten.recipes.known import RECIPES, Recipe
 from hasten.recipes.onnx_file import runner_of
 from tests.tune.jobs import write_job
 
 pytestmark = pytest.mark.slow
-OF_IMAGES = [name for name in RECIPES if name != "datacube"]
+OF_IMAGES = ["detection", "ocr"]
 
 
 def invoke(*arguments: str) -> Any:
@@ -235,3 +236,24 @@ def test_a_package_that_lacks_is_named() -> None:
     odd = Recipe(name="odd", module="tests.cli.needs_a_package", job="A", naive="B", demo="C", words="")
     with pytest.raises(HastenError, match=r"the recipe odd needs the package no_such_package.*hasten\[recipes\]"):
         odd.load()
+
+
+def test_conversations_become_a_job_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("data", "synth", "dialogue", "drawn", "--count", "80").exit_code == 0
+    with Path("drawn/conversations.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"id": "broken", "messages": [{"role": "neither", "content": "PLANTED"}]}\n')
+    stages = [word for stage in STAGES for word in ("--stage", stage)]
+    refused = invoke("recipes", "new", "dialogue", "Mine", "--images", "drawn")
+    assert "the recipe dialogue needs --conversations" in str(refused.exception)
+    made = invoke("recipes", "new", "dialogue", "Mine", "--conversations", "drawn/conversations.jsonl", *stages)
+    assert made.exit_code == 0, made.output
+    assert "80 conversations in Mine-prepared" in made.output
+    assert "left out: the role is none of" in made.output
+    assert "PLANTED" not in made.output
+    job: Any = load_job("Mine.py:Mine")
+    assert len(job.train_data()) > 5
+    prefer: Any = load_job("Mine.py:PreferMine")
+    assert prefer.folder == job.folder
+    again = invoke("recipes", "new", "dialogue", "Mine", "--conversations", "drawn/conversations.jsonl", *stages)
+    assert "Mine.py already exists" in str(again.exception)

@@ -18,7 +18,7 @@ from hasten.core.doing import doing_shown
 from hasten.core.errors import DataError, HastenError
 from hasten.core.files import write_atomically
 from hasten.recipes.findings import many, printable
-from hasten.recipes.known import RECIPES, recipe_of
+from hasten.recipes.known import RECIPES, Recipe, recipe_of
 
 recipes = Verbs(help="List the reference workloads, and start one on your own data.")
 
@@ -28,6 +28,7 @@ class RecipeName(enum.StrEnum):
 
     DETECTION = "detection"
     OCR = "ocr"
+    DIALOGUE = "dialogue"
 
 
 _JOB = '''"""{words}"""
@@ -47,6 +48,29 @@ class {name}({job}):
 {more}'''
 
 
+_DIALOGUE_JOB = '''"""Train a chat model on your own conversations."""
+
+from pathlib import Path
+
+from hasten.recipes.dialogue import DialogueJob, PreferenceJob
+
+HERE = Path(__file__).parent
+
+
+class {name}(DialogueJob):
+    """Settings are class attributes: see DialogueJob."""
+
+    prepared = {prepared}
+{model}
+
+class Prefer{name}(PreferenceJob):
+    """For conversations with a rejected answer: what the model should not say. Settings: see PreferenceJob."""
+
+    prepared = {prepared}
+{model}    start = str(HERE / "{name}.safetensors")  # hasten checkpoints export RUN {name}.safetensors
+'''
+
+
 @recipes.command("list")
 def list_() -> None:
     """List the reference workloads."""
@@ -58,8 +82,10 @@ def list_() -> None:
 def new(
     recipe: Annotated[RecipeName, typer.Argument(help="Which recipe.")],
     name: Annotated[str, typer.Argument(help="Name of the job. NAME.py is written to the current folder.")],
-    images: Annotated[Path, typer.Option(help="Folder of images.")],
-    labels: Annotated[Path, typer.Option(help="Folder or file of labels. The format is detected.")],
+    images: Annotated[Path | None, typer.Option(help="detection, ocr: folder of images.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="detection, ocr: folder or file of labels. The format is detected.")
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(
@@ -70,18 +96,41 @@ def new(
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of label files that are not UTF-8, such as latin-1 or cp1252.")
     ] = None,
+    conversations: Annotated[
+        Path | None, typer.Option(help="dialogue: a file of conversations, or a folder of such files.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="dialogue: a stage, in the order of training (repeatable). Conversations without one get the first."
+        ),
+    ] = None,
+    chat_model: Annotated[
+        Path | None,
+        typer.Option(help="dialogue: folder of a model and tokenizer to start from. Default: a small new model."),
+    ] = None,
 ) -> None:
-    """Check images and labels, and write a job that trains on them. Exits with 1 if nothing usable is left."""
+    """Check your data, and write a job that trains on it. Exits with 1 if nothing usable is left."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise HastenError(f"{name!r} is not a class name: use letters, digits and underscores, and no digit first.")
     path = Path(f"{name}.py")
     if path.exists():
         raise HastenError(f"{path} already exists: choose another name, or move the file.")
-    for given in (images, labels):
+    needs = {"conversations": conversations} if recipe == RecipeName.DIALOGUE else {"images": images, "labels": labels}
+    for option, given in needs.items():
+        if given is None:
+            raise HastenError(f"the recipe {recipe.value} needs --{option}.")
         if not given.exists():
             raise DataError(f"{given} does not exist.")
-    chosen = RECIPES[recipe.value]
-    settings = {"label_rows": rows, "label_encoding": encoding}
+    if conversations is not None:
+        _new_dialogue(path, name, conversations, stage, chat_model)
+    elif images is not None and labels is not None:
+        _new_pictures(path, name, RECIPES[recipe.value], images, labels, {"label_rows": rows, "label_encoding": encoding})
+
+
+def _new_pictures(
+    path: Path, name: str, chosen: Recipe, images: Path, labels: Path, settings: dict[str, str | None]
+) -> None:
     with narrated() as step:
         step(f"checking the images in {printable(images)} and the labels in {printable(labels)}")
         base = getattr(chosen.load(), chosen.job)
@@ -101,18 +150,37 @@ def new(
         images=_in_job(images), labels=_in_job(labels),
         more="".join(f"    {key} = {json.dumps(value)}\n" for key, value in settings.items() if value is not None),
     )  # fmt: skip
-    try:
-        write_atomically(path, written)
-    except OSError as error:
-        raise HastenError(
-            f"{path} cannot be written ({error.strerror}): change to a folder that you can write to."
-        ) from error
+    _write_job(path, written)
     if findings.too_many(job.max_bad_frac):
         problems = f"{findings.num_affected()} of {findings.num_images} images have problems"
         say(f"{problems}, more than the {job.max_bad_frac:.0%} that training accepts: fix them, or set max_bad_frac.")
         say(f"Wrote {path}. Then: hasten tune {path}:{name}")
     else:
         say(f"Wrote {path}. Next: hasten tune {path}:{name}")
+
+
+def _new_dialogue(path: Path, name: str, conversations: Path, stages: list[str] | None, chat_model: Path | None) -> None:
+    prepare = RECIPES["dialogue"].load("prepare")
+    folder = Path(f"{name}-prepared")
+    with narrated() as step:
+        step(f"checking and tokenizing {printable(conversations)}")
+        settings = {"stages": stages, "default": stages[0]} if stages else {}
+        result = prepare.prepare(conversations, folder, tokenizer=chat_model, **settings)
+    say(f"{result.num_records:,} conversations in {folder}.")
+    for reason, count in result.reasons.items():
+        say(f"  left out: {reason} ({count:,})")
+    model = "" if chat_model is None else f"    chat_model = {_in_job(chat_model)}\n"
+    _write_job(path, _DIALOGUE_JOB.format(name=name, prepared=_in_job(folder), model=model))
+    say(f"Wrote {path}. Next: hasten tune {path}:{name}")
+
+
+def _write_job(path: Path, written: str) -> None:
+    try:
+        write_atomically(path, written)
+    except OSError as error:
+        raise HastenError(
+            f"{path} cannot be written ({error.strerror}): change to a folder that you can write to."
+        ) from error
 
 
 @recipes.command()
@@ -198,23 +266,24 @@ def export(
 
 
 def synth(
-    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe the images are for.")],
+    recipe: Annotated[RecipeName, typer.Argument(help="Which recipe the samples are for.")],
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Seed. Equal seeds give equal images.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed. Equal seeds give equal samples.")] = 0,
 ) -> None:
-    """Generate labelled sample images in FOLDER/images and FOLDER/labels, for users without their own data."""
+    """Generate samples for users without their own data: FOLDER/images and FOLDER/labels, or FOLDER/conversations.jsonl."""
     _refuse_full(folder)
+    what = "conversation" if recipe == RecipeName.DIALOGUE else "image"
     with narrated() as step:
-        step(f"drawing {many(count, 'image')}")
+        step(f"generating {many(count, what)}")
     try:
-        with progress_bar("images", count) as advance:
+        with progress_bar(f"{what}s", count) as advance:
             RECIPES[recipe.value].synthesise(folder, count, seed, lambda: advance(1))
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written ({error.strerror}): free disk space, or choose another folder."
         ) from error
-    say(f"Wrote {count} images: {folder / 'images'}, {folder / 'labels'}")
+    say(f"Wrote {many(count, what)}: {', '.join(str(path) for path in sorted(folder.iterdir()))}")
 
 
 def _refuse_full(folder: Path) -> None:

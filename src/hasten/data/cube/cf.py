@@ -157,7 +157,8 @@ def _lookup() -> _Lookup:
         for index in range(codes.size):
             out[index] = table[codes[index]]
 
-    return numba.njit(cache=True, nogil=True)(look_up)  # type: ignore[no-any-return]
+    compiled: _Lookup = numba.njit(cache=True, nogil=True)(look_up)
+    return compiled
 
 
 _MISSING = ("_FillValue", "missing_value")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from hasten.recipes.dialogue.job import DialogueJob
 from hasten.recipes.dialogue.naive import NaiveDialogueJob
+from hasten.recipes.dialogue.synth import DrawnTalks
 
 
 class DrawnCounsel(DialogueJob):
     """Supervised training of a small model on generated conversations."""
 
-    width = 96
+    width = 64
     depth = 2
     batch_size = 2
-    row_tokens = 1024
+    row_tokens = 512
+    drawn = DrawnTalks(count=1000)
 
 
 class NaiveDrawnCounsel(NaiveDialogueJob, DrawnCounsel):

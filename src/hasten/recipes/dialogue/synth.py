@@ -35,7 +35,7 @@ _TROUBLES = {
     "losing my father": ("still set a place for him", "cannot open his room", "cry in the car"),
     "panic": ("have to leave the bus", "cannot breathe in the supermarket", "count the exits of every room"),
     "money": ("do not open the letters", "owe two months of rent", "lie to my friends about it"),
-    "being alone": ("talk to nobody for days", "watch others through the window", "eat standing in the kitchen"),
+    "being alone": ("speak with no one for days", "watch others through the window", "eat standing in the kitchen"),
 }
 _FEELINGS = ("ashamed", "angry", "empty", "afraid", "worn out", "confused", "numb", "hopeless", "restless", "sad")
 _SINCE = ("for a few weeks", "since the winter", "for two years now", "since I moved here", "for as long as I remember")
@@ -69,7 +69,7 @@ _TELL = (
     "I want to talk about {trouble}. I {detail}, and I feel {feeling}.",
     "I {detail} {since}. It is about {trouble}, I think.",
     "Yes. And then I feel {feeling}, and I {detail}.",
-    "I never said this to anybody, but I {detail}.",
+    "I have never said this before, but I {detail}.",
     "It has been so {since}. Is it normal to be {feeling} about {trouble}?",
 )
 
