@@ -119,6 +119,7 @@ class Monitor:
         self._ended.set()
         self._wake.set()
         self._thread.join(_SETTLE_S)
+        self._samplers.close()
         for sink in self._sinks:
             sink.end()
         self._at_end()

@@ -97,6 +97,23 @@ def _cache_counts(dataset: Any) -> dict[str, float]:
     return {"dataset_hits": cache.stats.hits, "dataset_misses": cache.stats.misses} if isinstance(cache, Cache) else {}
 
 
+def batches_since(loop: Loop, first: int) -> list[list[int]]:
+    """Return the sample indices, over all ranks, of the batches trained on since batch `first` of the run, up to now.
+
+    Empty for an iterable dataset, whose samples have no indices.
+    """
+    if loop.live.order is None:
+        return []
+    found, update, epoch, number = list[list[int]](), loop.position.update, 0, 0
+    while update > 0:
+        batches = loop.live.batches(epoch)
+        updates = -(-len(batches) // loop.live.batches_per_update)
+        trained = batches if update >= updates else batches[: update * loop.live.batches_per_update]
+        found += trained[max(first - number, 0) :]
+        update, epoch, number = update - updates, epoch + 1, number + len(batches)
+    return found
+
+
 def follow_loop(
     out: Path,
     requests: Sequence[SinkRequest] = (),
@@ -121,6 +138,8 @@ def follow_loop(
             device=lambda: (live.device.index or 0) if cuda else None,
             loader=lambda: loop.stream.iterator,
             counters=lambda: {**live.counters, **_cache_counts(live.dataset)},
+            job=live.job,
+            batches=lambda first: batches_since(loop, first),
         )
         at = ranks.agreed(time())  # all ranks give the run the same name
         start = Start(run="", rank=ranks.rank, world=ranks.world, at=at, step=loop.position.update)

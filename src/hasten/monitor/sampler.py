@@ -26,6 +26,10 @@ def _nothing() -> None:
     return None
 
 
+def _no_batches(_: int) -> list[list[int]]:
+    return []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """What samplers may ask about the training process.
@@ -35,6 +39,9 @@ class Host:
         device: Returns the index of the CUDA device in use; None if there is none.
         loader: Returns the iterator of the DataLoader in use; None if there is none.
         counters: Returns counters of the training, such as the hits of caches.
+        job: The job; None for a script.
+        batches: Returns the sample indices of all batches, over all ranks, that were trained on since a batch, which is
+            counted from 0 over the whole run.
     """
 
     rank: int = 0
@@ -42,10 +49,12 @@ class Host:
     device: Callable[[], int | None] = _nothing
     loader: Callable[[], Any] = _nothing
     counters: Callable[[], Mapping[str, float]] = dict
+    job: Any = None
+    batches: Callable[[int], list[list[int]]] = _no_batches
 
 
 class Sampler(Protocol):
-    """Reads some metrics."""
+    """Reads some metrics. It may have a method `close()`, called at the end of the run."""
 
     card: ClassVar[Card]
 
@@ -84,6 +93,14 @@ class Samplers:
             self._reading = None
             self._switch_off(self._now, f"it did not return within {PATIENCE_S:.0f} s")
         return dict(values)
+
+    def close(self) -> None:
+        """Close the samplers that can be closed."""
+        for name, sampler in self._samplers.items():
+            try:
+                getattr(sampler, "close", _nothing)()
+            except Exception as error:  # noqa: BLE001 - as in `_read`
+                self._say(f"the sampler `{name}` could not be closed: {type(error).__name__}: {error}")
 
     def _read(self, values: dict[str, float], reading: threading.Event) -> None:
         while self._waiting and self._reading is reading:

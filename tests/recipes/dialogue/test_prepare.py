@@ -43,8 +43,8 @@ def test_a_pair_has_the_same_prompt_and_two_answers(prepared: Path) -> None:
     for name, chosen, rejected, prompt, mask in pairs:
         contents, worse = texts[name]
         assert chosen[:prompt] == rejected[:prompt]
-        assert tokens.decode(chosen[prompt:]) == contents[-1]  # type: ignore[attr-defined]
-        assert tokens.decode(rejected[prompt:]) == worse  # type: ignore[attr-defined]
+        answers = tokens.decode([chosen[prompt:], rejected[prompt:]])
+        assert answers == [f"{contents[-1]}<|end|>", f"{worse}<|end|>"]
         assert np.all(mask[prompt:])
         assert not mask[prompt - 1]
 

@@ -53,6 +53,7 @@ class DialogueJob(Job):
         rank: Rank of LoRA adapters; None trains all weights.
         rate: Peak learning rate.
         warmup_frac: Fraction of the run in which the rate rises; then it falls along a half cosine.
+        bias_counts: Count which groups the conversations mention while a run trains on them, in `bias.json` of its folder.
         drawn: The conversations to generate if `prepared` is None.
     """
 
@@ -69,6 +70,7 @@ class DialogueJob(Job):
     rank: ClassVar[int | None] = None
     rate: ClassVar[float] = 1e-3
     warmup_frac: ClassVar[float] = 0.05
+    bias_counts: ClassVar[bool] = False
     drawn: ClassVar[DrawnTalks] = DrawnTalks()
 
     batch_size = 8
@@ -128,13 +130,18 @@ class DialogueJob(Job):
 
     def train_data(self) -> Dataset[Any]:
         """Return the packed conversations to train on, in the order of the curriculum."""
-        return self.packed(TRAIN, self.passes)
+        return self.train_rows
 
     def valid_data(self) -> Dataset[Any]:
         """Return the packed conversations held out."""
-        return self.packed(VALID)
+        return self.rows(VALID)
 
-    def packed(self, part: str, passes: int = 1) -> PackedConversations:
+    @cached_property
+    def train_rows(self) -> PackedConversations:
+        """The rows to train on."""
+        return self.rows(TRAIN, self.passes)
+
+    def rows(self, part: str, passes: int = 1) -> PackedConversations:
         """Return the rows of a part of the prepared folder."""
         return PackedConversations(
             self.folder / part,
@@ -145,6 +152,16 @@ class DialogueJob(Job):
             pad=self.tokens.pad,
             stages=self.stages,
         )
+
+    def texts(self, samples: Sequence[int]) -> list[str]:
+        """Return the texts of the conversations that begin in these training samples, for the bias monitor."""
+        pieces = np.concatenate([self.train_rows.pieces(row) for row in samples])
+        begun = pieces[pieces[:, 2] == 0]
+        texts = list[str]()
+        for stage in np.unique(begun[:, 0]).tolist():
+            taken = self.train_rows.stores[stage].take(begun[begun[:, 0] == stage, 1], ["tokens"])
+            texts += self.tokens.decode(taken["tokens"].to_pylist())
+        return texts
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Create the fused optimizer, which updates all weights in one call."""

@@ -7,7 +7,7 @@ train on the same tokens.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from hasten.recipes.dialogue.job import DialogueJob
 from hasten.recipes.dialogue.packing import NOTHING, PackedConversations
 from hasten.recipes.dialogue.preference import Pair, PreferenceJob
-from hasten.recipes.dialogue.prepare import TEXT
+from hasten.recipes.dialogue.prepare import TEXT, VALID
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.recipes.dialogue.tokens import ChatTokens, Turns
 
@@ -31,9 +31,13 @@ class NaiveDialogueJob(DialogueJob):
 
     forms = (DialogueJob,)
 
-    def packed(self, part: str, passes: int = 1) -> PackedConversations:
-        """Return the rows, whose conversations are tokenized at each visit."""
-        return cast("PackedConversations", ReadAgain(super().packed(part, passes), self._texts(), self.tokens))
+    def train_data(self) -> Dataset[Any]:
+        """Return the conversations to train on, tokenized at each visit."""
+        return ReadAgain(self.train_rows, self._texts(), self.tokens)
+
+    def valid_data(self) -> Dataset[Any]:
+        """Return the conversations held out, tokenized at each pass."""
+        return ReadAgain(self.rows(VALID), self._texts(), self.tokens)
 
     def _texts(self) -> dict[str, Turns]:
         texts = {}

@@ -176,6 +176,12 @@ class PreferenceJob(DialogueJob):
         with kept_random_state():  # else adapters would begin with other numbers
             return self.starting_model()
 
+    def texts(self, samples: Sequence[int]) -> list[str]:
+        """Return the texts of these pairs: each conversation with the better answer, and the worse answer."""
+        pairs = Pairs(self.folder / TRAIN, longest=self.row_tokens, stages=self.stages)
+        found = (pairs[row] for row in samples)
+        return self.tokens.decode([ids for pair in found for ids in (pair.chosen, pair.rejected[pair.prompt :])])
+
     def collate(self, samples: list[Pair]) -> dict[str, Any]:
         """Put both answers of each pair end to end: chosen, rejected, chosen, ..."""
         ids, where, lengths, counts = list[Tokens](), list[Tokens](), list[int](), list[int]()

@@ -77,6 +77,10 @@ class ChatTokens(ABC):
     pad: int
 
     @abstractmethod
+    def decode(self, conversations: Iterable[Iterable[int]]) -> list[str]:
+        """Return the text of the tokens of each conversation, with special tokens between the messages."""
+
+    @abstractmethod
     def encode(self, conversations: Sequence[Turns]) -> list[Tokenized]:
         """Return the tokens of each conversation.
 
@@ -155,9 +159,10 @@ class OwnTokens(ChatTokens):
             tokenized.append(Tokenized(np.array(ids, np.int32), np.array(mask, np.uint8)))
         return tokenized
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special tokens."""
-        return str(self._tokenizer.decode(list(ids)))
+    def decode(self, conversations: Iterable[Iterable[int]]) -> list[str]:
+        """Return the text of the tokens of each conversation, with special tokens between the messages."""
+        texts: list[str] = self._tokenizer.decode_batch([list(ids) for ids in conversations], skip_special_tokens=False)
+        return texts
 
 
 class TemplateTokens(ChatTokens):
@@ -191,6 +196,11 @@ class TemplateTokens(ChatTokens):
     def encode(self, conversations: Sequence[Turns]) -> list[Tokenized]:
         """Return the tokens of each conversation."""
         return [self._encoded(number, turns) for number, turns in enumerate(conversations)]
+
+    def decode(self, conversations: Iterable[Iterable[int]]) -> list[str]:
+        """Return the text of the tokens of each conversation, with special tokens between the messages."""
+        texts: list[str] = self._tokenizer.batch_decode([list(ids) for ids in conversations], skip_special_tokens=False)
+        return texts
 
     def _encoded(self, number: int, turns: Turns) -> Tokenized:
         for place, content in enumerate(turns.contents, 1):
