@@ -39,6 +39,7 @@ class Hasten(LazyGroup):
         "recipes": ("hasten.cli.recipes:recipes", "List the reference workloads, and start one on your own data."),
         "checkpoints": ("hasten.cli.checkpoints:checkpoints", "Inspect the checkpoints of a run, and export weights."),
         "mcp": ("hasten.cli.mcp:mcp", "Serve Hasten's verbs as tools for agents."),
+        "pipeline": ("hasten.cli.pipeline:pipeline", "Run stages of training as a graph, with gates and exact resumption."),
         "runs": ("hasten.cli.runs:runs", "List, show and compare runs, and remove what they no longer need."),
     }
 

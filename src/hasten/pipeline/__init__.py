@@ -1,0 +1,1 @@
+"""Stages of training as a graph, with gates, leases and resumption, on Dagster."""
