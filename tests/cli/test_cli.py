@@ -109,6 +109,7 @@ VERBS: dict[str, set[str]] = {
         "--encoding",
         "--delimiter",
         "--grid",
+        "--private",
         "--append",
         "--replace",
         "--processes",
@@ -120,6 +121,7 @@ VERBS: dict[str, set[str]] = {
     },
     "data info": {"store", "--version", "--rows", "--html", "--json"},
     "data verify": {"store", "--version", "--clean"},
+    "data private": {"folder", "--head", "--erase", "--json"},
     "data cache": {"place", "--dataset", "--version", "--max-gib", "--clear", "--json"},
     "size": {
         "target_job",

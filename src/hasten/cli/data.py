@@ -14,6 +14,7 @@ from rich.text import Text
 
 from hasten.cli.command import JsonOption, Verbs
 from hasten.cli.data_cache import cache
+from hasten.cli.data_private import private
 from hasten.cli.recipes import synth
 from hasten.cli.say import console, give_json, progress_bar, progress_on, say
 from hasten.core.errors import CorruptError, DataError, HastenError
@@ -21,6 +22,7 @@ from hasten.report.words import bytes_words
 
 data = Verbs(help="Convert datasets to stores, and inspect stores and caches.")
 data.command()(cache)
+data.command()(private)
 data.command()(synth)
 
 MIB = 2**20
@@ -53,6 +55,12 @@ def convert(
     grid: Annotated[
         str | None, typer.Option(help="Regrid fields of NetCDF, Zarr or GRIB to equal cells: ROWSxCOLUMNS, such as 64x64.")
     ] = None,
+    private: Annotated[
+        Path | None,
+        typer.Option(
+            help="Replace identifiers and encrypt columns by the plan in this folder, made by `hasten data private`."
+        ),
+    ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add the rows to the existing store.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the rows of the existing store.")] = False,
     processes: Annotated[
@@ -76,6 +84,7 @@ def convert(
     from hasten.data.convert.job import Progress as Step
     from hasten.data.convert.job import convert as run
     from hasten.data.convert.tokenizing import Tokenizing
+    from hasten.data.private.plan import PrivatePlan
 
     if append and replace:
         raise HastenError("--append and --replace exclude each other: one adds rows, the other replaces them.")
@@ -84,12 +93,8 @@ def convert(
         tokenizing = Tokenizing(tokenizer=tokenizer, column=text, flat=flat, end=end_token)
     elif flat or end_token is not None:
         raise HastenError("--flat and --end-token apply to tokens: give a --tokenizer too.")
-    runner = None
-    if ray:
-        from hasten.data.convert.cluster import RayRunner
-
-        runner = RayRunner()
-    with _in_words("the conversion"), progress_on("converting") as update:
+    plan = PrivatePlan.load(private) if private else None
+    with _in_words("the conversion", is_private=plan is not None), progress_on("converting") as update:
 
         def report(step: Step) -> None:
             bad = f", {step.num_bad:,} quarantined" if step.num_bad else ""
@@ -106,13 +111,14 @@ def convert(
             delimiter="\t" if delimiter == "tab" else delimiter,
             grid=_pair(grid, "--grid", "ROWSxCOLUMNS, such as 64x64"),
             tokenizing=tokenizing,
+            private=plan,
             mode="append" if append else "replace" if replace else "create",
             processes=processes,
             max_bad_frac=max_bad,
             block_rows=block_rows,
             shard_bytes=shard_mib * MIB,
             progress=report,
-            runner=runner,
+            runner=_ray() if ray else None,
         )
     manifest = made.manifest
     facts = {
@@ -201,6 +207,12 @@ def verify(
     say(f"intact: {len(opened):,} rows, {bytes_words(opened.manifest.num_bytes)}, all checksums match")
 
 
+def _ray() -> Any:
+    from hasten.data.convert.cluster import RayRunner
+
+    return RayRunner()
+
+
 def _say_reasons(reasons: Mapping[str, int]) -> None:
     """Print the commonest reasons with their counts."""
     for reason, count in list(reasons.items())[:SHOWN_REASONS]:
@@ -211,13 +223,17 @@ def _say_reasons(reasons: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def _in_words(what: str) -> Iterator[None]:
-    """Report exceptions of the machine and of libraries in a line."""
+def _in_words(what: str, *, is_private: bool = False) -> Iterator[None]:
+    """Report exceptions of the machine and of libraries in a line. Their messages may contain private text."""
     try:
         yield
     except HastenError:
         raise
     except Exception as error:
+        if is_private and not isinstance(error, OSError):
+            raise DataError(
+                f"{what} failed: {type(error).__name__}. Try it on a part of the source, to find where."
+            ) from None
         words = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{what} failed: {words}. --traceback shows where.") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,15 +183,3 @@ def test_what_cannot_be_encrypted(vault: Vault, source: Store, tmp_path: Path) -
     assert not (tmp_path / "s").exists() or not list((tmp_path / "s").iterdir())
     with pytest.raises(DataError, match="is not encrypted"):
         vault.take(source, [0])
-
-
-def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3] / "docs" / "guides" / "private-data.md"
-    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    with StoreWriter("talks") as writer:
-        writer.write({"persona_id": ["a"] * 8, "contents": [["call 555-010-9988"]] * 8})
-    names: dict[str, Any] = {}
-    exec(example, names)  # noqa: S102  our own page
-    assert names["counts"] == {"phone": 8}
-    assert names["texts"]["contents"][7][0].startswith("call [phone:")

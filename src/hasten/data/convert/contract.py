@@ -94,6 +94,7 @@ class Choices:
         encoding: Encoding of CSV and JSON files; empty detects it.
         delimiter: Delimiter of CSV files; empty detects it.
         grid: Rows and columns that fields are regridded to; None keeps their grid.
+        person: Column without which a conversation is bad; empty for none.
     """
 
     columns: tuple[str, ...] = ()
@@ -103,6 +104,7 @@ class Choices:
     encoding: str = ""
     delimiter: str = ""
     grid: tuple[int, int] | None = None
+    person: str = ""
 
     @property
     def arrow_schema(self) -> pa.Schema | None:

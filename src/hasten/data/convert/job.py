@@ -31,6 +31,7 @@ from hasten.data.convert.rate import check_rate
 from hasten.data.convert.reasons import in_words, reason_of, tallied
 from hasten.data.convert.tokenizing import Tokenizing
 from hasten.data.convert.unit import Converted, Task, convert_unit
+from hasten.data.private.plan import PrivatePlan
 from hasten.data.store.layout import BLOCK_ROWS, QUARANTINE, WRITING, Manifest
 from hasten.data.store.publish import Mode, current, exists
 from hasten.data.store.write import SHARD_BYTES, publish_written
@@ -100,6 +101,7 @@ def convert(
     delimiter: str = "",
     grid: tuple[int, int] | None = None,
     tokenizing: Tokenizing | None = None,
+    private: PrivatePlan | None = None,
     mode: Mode = "create",
     processes: int | None = None,
     max_bad_frac: float = 0.01,
@@ -123,6 +125,7 @@ def convert(
         delimiter: Delimiter of CSV files; empty detects it.
         grid: Rows and columns that fields are regridded to; None keeps their grid.
         tokenizing: Tokenization of the rows; None for none.
+        private: Replace identifiers and encrypt columns as this plan says, and quarantine bad records without their content.
         mode: `create` a new store, `append` to an existing one, or `replace` all its rows in a new version.
         processes: Number of worker processes; None uses the cores available to this process.
         max_bad_frac: Maximum share of bad records before the conversion fails, 0 to 1.
@@ -142,7 +145,16 @@ def convert(
     if have is not None and mode == "create" and not (store / WRITING).exists():
         raise DataError(exists(store, have))
     reader = reader_named(format) if format else reader_for(path)
-    choices = Choices(columns=tuple(columns), pixels=pixels, size=size, encoding=encoding, delimiter=delimiter, grid=grid)
+    person = private.person if private and private.encrypted else ""
+    choices = Choices(
+        columns=tuple(columns),
+        pixels=pixels,
+        size=size,
+        encoding=encoding,
+        delimiter=delimiter,
+        grid=grid,
+        person=person,
+    )
     try:
         units, choices, partitions, remarks = _planned(path, reader, choices, have if mode == "append" else None)
     except HastenError:
@@ -152,7 +164,8 @@ def convert(
     rows = block_rows or (2**20 if tokenizing and tokenizing.flat else BLOCK_ROWS)
     if have is not None and mode == "append":
         rows = have.block_rows
-    name = _name(path, units, (reader.name, choices, tokenizing, rows, shard_bytes), tokenizing)
+    keyed = _begun(private, tokenizing, path, store)
+    name = _name(path, units, (reader.name, choices, tokenizing, rows, shard_bytes, keyed), tokenizing)
     with _alone(store, name) as folder:
         tasks = [
             Task(
@@ -162,6 +175,7 @@ def convert(
                 choices=choices,
                 partitions=partitions,
                 tokenizing=tokenizing,
+                private=private,
                 store=str(store),
                 folder=str(folder / f"{number:06d}"),
                 block_rows=rows,
@@ -188,7 +202,8 @@ def convert(
                     f"{path} has rows of different types or shapes: convert them to separate stores, or set a size for "
                     f"images (--size 320x240)."
                 )
-            provenance = {**_provenance(path, reader, parts, quarantine, remarks), **reader.facts(units, choices)}
+            facts = {**reader.facts(units, choices), **(private.facts() if private else {})}
+            provenance = {**_provenance(path, reader, parts, quarantine, remarks), **facts}
             manifest = publish_written(store, [part.written for part in parts], mode=mode, provenance=provenance)
         shutil.rmtree(folder)
     return Result(
@@ -200,6 +215,20 @@ def convert(
         reasons=tallied(reason for part in parts for reason in part.reasons.items()),
         remarks=tuple(remarks),
     )
+
+
+def _begun(private: PrivatePlan | None, tokenizing: Tokenizing | None, path: Path, store: Path) -> str:
+    """Write to the audit log that a private conversion begins, and return a hash of its settings and keys.
+
+    Raises:
+        DataError: It tokenizes, a key is missing, or the audit log was changed.
+    """
+    if private is None:
+        return ""
+    if tokenizing:
+        raise DataError("a private conversion does not tokenize: convert first, and tokenize what `PrivatePlan.open` reads.")
+    private.log("convert", {"source": str(path), "store": str(store)})
+    return private.fingerprint()
 
 
 class Processes:

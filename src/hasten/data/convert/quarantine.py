@@ -1,7 +1,9 @@
 """Quarantine bad records in a file of the store.
 
-The file contains the source, position and reason of each bad record, and the record itself as base64. Only its owner can
-read it. No log or message ever shows the content of a record. Each conversion has its own file, which is complete before the
+The file contains the source, position and reason of each bad record, and the record itself as base64, unless the conversion
+is private. Only its owner can read it.
+
+No log or message ever shows the content of a record. Each conversion has its own file, which is complete before the
 version that lists it is published, so the rejected records of every visible version can be found.
 """
 
@@ -31,7 +33,7 @@ def line_of(bad: Bad) -> str:
         "source": bad.source,
         "position": bad.position,
         "reason": bad.reason,
-        "record_base64": base64.b64encode(bad.record[:MAX_RECORD_BYTES]).decode("ascii"),
+        **({"record_base64": base64.b64encode(bad.record[:MAX_RECORD_BYTES]).decode("ascii")} if bad.record else {}),
         **({"record_bytes": len(bad.record)} if len(bad.record) > MAX_RECORD_BYTES else {}),
     }
     return json.dumps(entry) + "\n"

@@ -16,9 +16,11 @@ from hasten.core.files import write_atomically
 from hasten.data.convert.choose import reader_named
 from hasten.data.convert.contract import Bad, Choices, FileFolder, Note, ReadPart, Unit
 from hasten.data.convert.partitions import with_columns
+from hasten.data.convert.privately import privately
 from hasten.data.convert.quarantine import BAD, line_of, open_private
 from hasten.data.convert.reasons import reason_of, tallied
 from hasten.data.convert.tokenizing import Tokenizing
+from hasten.data.private.plan import PrivatePlan
 from hasten.data.store.write import ShardWriter, Written
 
 DONE = "done.json"
@@ -35,6 +37,7 @@ class Task:
         choices: Options for the reader.
         partitions: Names and types of columns whose values are in the names of folders.
         tokenizing: Tokenization of the rows; None for none.
+        private: What is replaced and encrypted; None for nothing. It names the files of keys, and does not contain keys.
         store: Folder of the store.
         folder: Folder of this unit only.
         block_rows: Number of rows per block.
@@ -47,6 +50,7 @@ class Task:
     choices: Choices
     partitions: tuple[tuple[str, str], ...]
     tokenizing: Tokenizing | None
+    private: PrivatePlan | None
     store: str
     folder: str
     block_rows: int
@@ -121,7 +125,7 @@ def convert_unit(task: Task) -> Converted:
     reasons, notes = Counter[str](), Counter(dict(task.unit.notes))
     writer = ShardWriter(task.store, block_rows=task.block_rows, shard_bytes=task.shard_bytes, folder=folder)
     with writer, open_private(folder / BAD) as quarantine:
-        for part in _read(task):
+        for part in privately(task.private, task.unit, _read(task)) if task.private else _read(task):
             if isinstance(part, Note):
                 notes[part.words] += part.count
             elif isinstance(part, Bad):

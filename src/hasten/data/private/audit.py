@@ -5,7 +5,7 @@
     log.verify(head)          # CorruptError names the first line that was changed, removed or moved
 
 Without the key, no one can write an entry that fits. A log that was cut at its end still fits: keep its head, the hash
-of the last entry, in another place, and give it to `verify`.
+of the last entry, in another place, and give it to `verify`. It is still found when the log has grown.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class AuditLog:
         """Check every entry, and return their number.
 
         Args:
-            head: What the last entry's hash must be, as kept elsewhere.
+            head: Hash of an entry that must be there, as `add` returned it and as it was kept elsewhere.
 
         Raises:
             CorruptError: An entry was changed, removed, moved, added without the key, or cut off. Names the first such line.
@@ -88,11 +88,14 @@ class AuditLog:
             lines = self.path.read_bytes().splitlines()
         except OSError as error:
             raise CorruptError(f"{self.path} cannot be read: {error}. Restore it from a backup.") from error
-        last = _BEGIN
+        last, heads = _BEGIN, {_BEGIN}
         for number, line in enumerate(lines, 1):
             last = self._checked(line, last, number)
-        if head is not None and not hmac.compare_digest(head, last):
-            raise CorruptError(f"{self.path}: entries after line {len(lines):,} are missing: the head is another one.")
+            heads.add(last)
+        if head is not None and head not in heads:
+            raise CorruptError(
+                f"{self.path}: entries after line {len(lines):,} are missing: none of them is the given head."
+            )
         return len(lines)
 
     def _last(self, file: IO[bytes]) -> tuple[int, str, int]:

@@ -203,6 +203,42 @@ class Identifiers:
             end = last
         return "".join([*parts, text[end:]]), counts
 
+    def replaced_in(self, name: str, values: pa.Array, *, whole: bool = False) -> tuple[pa.Array, Counter[str]]:
+        """Return a column with tokens in place of identifiers, and how many there were of each kind.
+
+        Args:
+            name: Name of the column, for messages.
+            values: Text, or lists of text.
+            whole: Replace each value by a token, whatever it is. Needs a salt.
+
+        Raises:
+            DataError: The column is not text, or a text has half a surrogate.
+        """
+        kind = getattr(values, "type", f"of type {values.dtype}" if hasattr(values, "dtype") else "of objects")
+        if kind not in (pa.string(), pa.list_(pa.string())) or (whole and kind != pa.string()):
+            raise DataError(f"the column {name} is {kind}: identifiers are replaced in text and lists of text.")
+        counts: Counter[str] = Counter()
+
+        def new(text: str | None) -> str | None:
+            if text is None or whole:
+                return text and self.pseudonym(text)
+            replaced, found = self.replaced(text)
+            counts.update(found)
+            return replaced
+
+        made = [list(map(new, value)) if isinstance(value, list) else new(value) for value in values.to_pylist()]
+        return pa.array(made, kind), counts
+
+    def pseudonym(self, text: str) -> str:
+        """Return a token for a whole text, of 32 hexadecimal digits.
+
+        Raises:
+            DataError: There is no salt, so anyone could test guesses.
+        """
+        if self._salt is None:
+            raise DataError("whole texts are replaced with a salt only: give one, such as secrets.token_bytes(32).")
+        return hmac.new(self._salt, f"whole\0{text}".encode(), hashlib.sha256).hexdigest()[:32]
+
     def _token(self, kind: str, found: str) -> str:
         if self._salt is None:
             return f"[{kind}]"
@@ -225,27 +261,13 @@ def replace_in_store(
     Raises:
         DataError: There is no such column of text, or the new store exists already.
     """
-    for name in source.checked_columns(columns):
-        kind = source.manifest.schema.field(name).type if source.manifest.raw_column(name) is None else None
-        if kind not in (pa.string(), pa.list_(pa.string())):
-            raise DataError(
-                f"the column {name} is {kind or 'of numbers'}: identifiers are replaced in text and lists of text."
-            )
     counts: Counter[str] = Counter()
-
-    def replaced(text: str | None) -> str | None:
-        if text is None:
-            return None
-        new, found = identifiers.replaced(text)
-        counts.update(found)
-        return new
-
+    source.checked_columns(columns)
     with StoreWriter(folder, provenance=source.manifest.provenance) as writer:
         for first in range(0, len(source), _ROWS):
             rows = source.take(range(first, min(first + _ROWS, len(source))))
             for name in columns:
-                values, kind = rows[name].to_pylist(), rows[name].type
-                new = [list(map(replaced, value)) if isinstance(value, list) else replaced(value) for value in values]
-                rows[name] = pa.array(new, kind)
+                rows[name], found = identifiers.replaced_in(name, rows[name])
+                counts.update(found)
             writer.write(rows)
     return counts

@@ -135,7 +135,7 @@ class Vault:
         Args:
             source: The store.
             folder: The new store.
-            columns: What to encrypt: columns of text, numbers, lists of them, or arrays.
+            columns: What to encrypt: columns of text, numbers, times, lists of them, or arrays. Times come back as numbers.
             person: Column of text that says whose row it is.
 
         Raises:
@@ -168,7 +168,7 @@ class Vault:
         ids = [secrets.token_bytes(16) for _ in names]
         made = {**rows, person: pa.array(names, pa.string()), ROW: pa.array(ids, pa.binary())}
         for column in columns:
-            values = rows[column] if isinstance(rows[column], np.ndarray) else rows[column].to_pylist()
+            values = rows[column] if isinstance(rows[column], np.ndarray) else _plain(rows[column]).to_pylist()
             try:
                 made[column] = pa.array([
                     _sealed(ciphers[name], encode(value), _bound(row, column, name))
@@ -305,6 +305,14 @@ class _KeyFile:
 def mark(columns: Sequence[str], person: str) -> dict[str, Any]:
     """Return what the provenance of a store must contain, for `Vault.take`."""
     return {SEALED: {"person": person, "columns": list(columns)}}
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Return times as whole numbers: microseconds since 1970, if they are counted so."""
+    kind = values.type
+    if pa.types.is_list(kind) and pa.types.is_timestamp(kind.value_type):
+        return values.cast(pa.list_(pa.int64()))
+    return values.cast(pa.int64()) if pa.types.is_timestamp(kind) else values
 
 
 def _line(name: str, key: bytes) -> str:

@@ -17,7 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from hasten.core.errors import DataError
+from hasten.data import Store
 from hasten.data.convert.job import Result
+from hasten.data.private.plan import PrivateRows
 from hasten.recipes.dialogue.stages import STAGES, convert_stages, open_stages
 from hasten.recipes.dialogue.tokens import ChatTokens, OwnTokens, load_tokens, texts_of, tokenize_stages
 
@@ -48,7 +50,7 @@ def prepare(
         tokenizer: Folder of a tokenizer with a chat template; None trains one on the texts.
         num_tokens: Size of the vocabulary of a tokenizer trained here.
         valid_frac: Share held out, between 0 and 1.
-        conversion: Further arguments of `convert_stages`.
+        conversion: Further arguments of `convert_stages`. What `private` encrypts is read as the role `owner`.
 
     Returns:
         The result of the conversion.
@@ -62,9 +64,13 @@ def prepare(
     if (target / TRAIN).exists() or (target / VALID).exists():
         raise DataError(f"{target} is prepared already: use another folder, or delete this one.")
     result = convert_stages(source, target / TEXT, stages=stages, default=default, **(conversion or {}))
-    partial = target / ".parts"
+    partial, private = target / ".parts", (conversion or {}).get("private")
+
+    def opened(store: Store) -> Store | PrivateRows:
+        return private.open(store, role="owner") if private else store
+
     try:
-        _tokenize(target, partial, tokenizer, num_tokens, valid_frac)
+        _tokenize(target, partial, tokenizer, num_tokens, valid_frac, opens=opened)
     except DataError:
         shutil.rmtree(target / TEXT)
         raise
@@ -74,18 +80,24 @@ def prepare(
 
 
 def _tokenize(
-    target: Path, partial: Path, tokenizer: str | os.PathLike[str] | None, num_tokens: int, valid_frac: float
+    target: Path,
+    partial: Path,
+    tokenizer: str | os.PathLike[str] | None,
+    num_tokens: int,
+    valid_frac: float,
+    *,
+    opens: Callable[[Store], Store | PrivateRows],
 ) -> None:
     tokens: ChatTokens
     if tokenizer is None:
-        texts = (text for store in open_stages(target / TEXT).values() for text in texts_of(store))
+        texts = (text for store in open_stages(target / TEXT).values() for text in texts_of(opens(store)))
         tokens = OwnTokens.train(texts, num_tokens=num_tokens)
         tokens.save(partial / TOKENIZER)
     else:
         tokens = load_tokens(tokenizer)
         shutil.copytree(tokenizer, partial / TOKENIZER)
     for part, held_out in ((TRAIN, False), (VALID, True)):
-        tokenize_stages(target / TEXT, partial / part, tokens, keep=_part(valid_frac, held_out=held_out))
+        tokenize_stages(target / TEXT, partial / part, tokens, keep=_part(valid_frac, held_out=held_out), opens=opens)
         if not (partial / part).exists():
             what = "is held out" if held_out else "is left to train on"
             raise DataError(f"of so few conversations, none {what} at valid_frac {valid_frac:g}: give more.")

@@ -17,6 +17,7 @@ from hasten.core.errors import DataError
 from hasten.data import Store, StoreWriter
 from hasten.data.conversation import STAGE_NAME
 from hasten.data.convert.job import Result, convert
+from hasten.data.private.plan import PrivatePlan
 from hasten.data.store.layout import QUARANTINE
 from hasten.data.store.publish import Mode, current
 
@@ -41,6 +42,7 @@ def convert_stages(
     default: str | None = None,
     processes: int | None = None,
     max_bad_frac: float = 0.01,
+    private: PrivatePlan | None = None,
 ) -> Result:
     """Convert conversations to the stores FOLDER/STAGE, one for each stage that has conversations.
 
@@ -53,6 +55,7 @@ def convert_stages(
         default: Stage of the conversations that name none; None refuses them.
         processes: Number of worker processes; None uses the cores available to this process.
         max_bad_frac: Maximum share of bad conversations, 0 to 1.
+        private: Replace identifiers and encrypt columns as this plan says; `stage` must be in the clear.
 
     Returns:
         The result of the conversion. Bad conversations are listed in a file under FOLDER/quarantine.
@@ -69,9 +72,19 @@ def convert_stages(
     for stage in have:  # an earlier run was stopped between publishing the stages and removing what they were read from
         shutil.rmtree(target / stage)
     mode: Mode = "create" if current(whole) is None else "replace"
-    result = convert(source, whole, format="conversations", mode=mode, processes=processes, max_bad_frac=max_bad_frac)
+    if private and "stage" not in private.clear:
+        raise DataError(f"the stage decides where a conversation goes: add it to clear in {private.folder}/plan.toml.")
+    result = convert(
+        source,
+        whole,
+        format="conversations",
+        mode=mode,
+        processes=processes,
+        max_bad_frac=max_bad_frac,
+        private=private,
+    )
     try:
-        _split(Store(whole), target, stages, default)
+        _split(Store(whole), target, stages, default, is_private=private is not None)
     except DataError:
         shutil.rmtree(whole)
         raise
@@ -103,7 +116,7 @@ def _stores(folder: Path) -> dict[str, Store]:
     }
 
 
-def _split(whole: Store, folder: Path, stages: Sequence[str], default: str | None) -> None:
+def _split(whole: Store, folder: Path, stages: Sequence[str], default: str | None, *, is_private: bool) -> None:
     """Write the rows of each stage to a store."""
     blocks = [whole.reader.block(number) for number in range(len(whole.reader.block_counts))]
     named: list[Any] = [
@@ -113,7 +126,8 @@ def _split(whole: Store, folder: Path, stages: Sequence[str], default: str | Non
     if count := counts.pop(None, 0):
         raise DataError(f"conversations without a stage in their metadata: {count:,}. Choose one for them (default=...).")
     if unknown := sorted(counts.keys() - set(stages)):
-        raise DataError(f"the stage {unknown[0]!r} (conversations: {counts[unknown[0]]:,}) is none of {', '.join(stages)}.")
+        name = "a stage" if is_private else f"the stage {unknown[0]!r}"
+        raise DataError(f"{name} (conversations: {counts[unknown[0]]:,}) is none of {', '.join(stages)}.")
     with ExitStack() as stack:
         writers = {
             stage: stack.enter_context(

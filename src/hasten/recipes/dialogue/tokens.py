@@ -22,6 +22,9 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data import Store, StoreWriter
+from hasten.data.private.plan import PrivateRows
+from hasten.data.private.vault import SEALED
+from hasten.data.store.layout import BLOCK_ROWS
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.recipes.needed import needed
 
@@ -238,10 +241,17 @@ def load_tokens(folder: str | os.PathLike[str]) -> ChatTokens:
         raise DataError(f"{path / _FILE} is not a file of the tokenizers library: {error}.") from error
 
 
-def texts_of(store: Store) -> Iterator[str]:
-    """Read the text of every message of a store, block by block."""
-    for number in range(len(store.reader.block_counts)):
-        yield from store.reader.block(number).column("contents").flatten().to_pylist()
+def texts_of(store: Store | PrivateRows) -> Iterator[str]:
+    """Read the text of every message of a store, a few thousand conversations at a time."""
+    for block in _blocks(store, ["contents"]):
+        yield from block.column("contents").flatten().to_pylist()
+
+
+def _blocks(store: Store | PrivateRows, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield conversations, without those of persons who were erased."""
+    for first in range(0, len(store), BLOCK_ROWS):
+        block = pa.RecordBatch.from_pydict(store.take(range(first, min(first + BLOCK_ROWS, len(store))), columns))
+        yield block.filter(block.column("contents").is_valid())
 
 
 def tokenize_stages(
@@ -250,6 +260,7 @@ def tokenize_stages(
     tokens: ChatTokens,
     *,
     keep: Callable[[pa.RecordBatch], Sequence[bool]] | None = None,
+    opens: Callable[[Store], Store | PrivateRows] = lambda store: store,
 ) -> None:
     """Write a store of tokens for each stage: `conversation_id`, `tokens` and `loss_mask`, one row per conversation.
 
@@ -261,23 +272,23 @@ def tokenize_stages(
         folder: Folder of the new stores, which `open_stages` opens too.
         tokens: Tokenizer and template.
         keep: Which rows of a block to use; None uses all. A stage of which nothing is kept has no store.
+        opens: Opens an encrypted store, such as `lambda store: plan.open(store, role="owner")`. Conversations of persons who
+            were erased are left out. The tokens are not encrypted.
 
     Raises:
         DataError: A store exists already, or a conversation cannot be written with the template.
     """
     kind = np.uint16 if tokens.num_tokens <= 2**16 else np.int32
     for stage, store in open_stages(source).items():
-        numbers = range(len(store.reader.block_counts))
-        blocks = (store.reader.block(number) for number in numbers)
-        kept = (block if keep is None else block.filter(pa.array(keep(block), pa.bool_())) for block in blocks)
+        opened = opens(store)
+        kept = (block if keep is None else block.filter(pa.array(keep(block), pa.bool_())) for block in _blocks(opened))
         whole = (block for block in kept if len(block))
         first = next(whole, None)
         if first is None:
             continue
-        pairs = any(
-            store.reader.block(number).column("rejected").null_count < len(store.reader.block(number)) for number in numbers
-        )
-        with StoreWriter(Path(folder) / stage, provenance=store.manifest.provenance) as writer:
+        pairs = any(block.column("rejected").null_count < len(block) for block in _blocks(opened, ["contents", "rejected"]))
+        provenance = {name: value for name, value in store.manifest.provenance.items() if name != SEALED}
+        with StoreWriter(Path(folder) / stage, provenance=provenance) as writer:
             for block in chain([first], whole):
                 writer.write(_tokenized(block, tokens, kind, pairs=pairs))
 

@@ -39,13 +39,15 @@ class Conversations(Jsonl):
     def read(cls, unit: Unit, choices: Choices) -> Iterator[Rows | Bad]:
         """Return the conversations of a range of bytes."""
         for _, lines in blocks(unit, choices):
-            yield from read_records(unit.path, (_found(position, line) for position, line in lines), choices)
+            yield from read_records(unit.path, (_found(position, line, choices.person) for position, line in lines), choices)
 
 
-def _found(position: str, line: bytes) -> tuple[str, dict[str, Any] | str, bytes]:
+def _found(position: str, line: bytes, person: str) -> tuple[str, dict[str, Any] | str, bytes]:
     """Return the position, the row or the reason why there is none, and the line."""
     record = parsed(line)
     row = record if isinstance(record, str) else row_of(record)
     if isinstance(row, Refusal):
         return f"{position}, message {row.message}" if row.message else position, row.reason, line
+    if isinstance(row, dict) and person and row.get(person) is None:
+        return position, f"there is no {person}, so no key could erase the conversation", line
     return position, row, line
