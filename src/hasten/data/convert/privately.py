@@ -46,7 +46,7 @@ def privately(plan: PrivatePlan, unit: Unit, parts: Iterable[ReadPart]) -> Itera
                     f"{plan.person}, so no key could erase it. Add it, or name another column as person in the plan."
                 )
             num_rows += len(people)
-            kept = np.array([not vault.was_erased(person) for person in people])
+            kept = ~np.array(vault.erased(people), bool)
             if not kept.all():
                 yield Note(ERASED, int((~kept).sum()))
                 rows = {name: values.filter(pa.array(kept)) if isinstance(values, pa.Array) else values[kept]

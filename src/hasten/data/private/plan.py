@@ -115,16 +115,16 @@ class PrivatePlan:
             raise DataError(f"{path} is not valid TOML: {error}.") from error
         roles = read.pop("roles", {})
         lists = {f"roles.{name}": value for name, value in roles.items()} if isinstance(roles, dict) else {"roles": roles}
-        lists |= {name: value for name, value in read.items() if name not in {"person", "keys"}}
+        texts = {name: read[name] for name in ("person", "keys") if name in read}
+        lists |= {name: value for name, value in read.items() if name not in texts}
+        if unknown := read.keys() - ({part.name for part in fields(cls)} - {"folder"}):
+            raise DataError(f"{path}: unknown setting {min(unknown)!r}.")
         for name, value in lists.items():
             if not isinstance(value, list) or not all(isinstance(column, str) for column in value):
                 raise DataError(f"{path}: {name} must be a list of names of columns.")
-        for name in read:
-            if name not in {part.name for part in fields(cls)} - {"folder"}:
-                raise DataError(f"{path}: unknown setting {name!r}.")
-            if name in {"person", "keys"} and not isinstance(read[name], str):
-                raise DataError(f"{path}: {name} must be text.")
-        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+        if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
+            raise DataError(f"{path}: {wrong[0]} must be text.")
+        settings: dict[str, Any] = {name: tuple(value) for name, value in read.items() if name not in texts} | texts
         return cls(folder=str(Path(folder).resolve()), roles={name: tuple(roles[name]) for name in roles}, **settings)
 
     def secret(self, name: str) -> bytes:

@@ -121,9 +121,10 @@ class Vault:
         erased = sum(key == _ERASED for key in keys)
         return len(keys) - erased, erased
 
-    def was_erased(self, person: str) -> bool:
-        """Return True if a person had a key that was deleted."""
-        return self._file.read()[1].get(self.name_of(person)) == _ERASED
+    def erased(self, people: Iterable[str]) -> list[bool]:
+        """Return True for each person who had a key that was deleted."""
+        keys = self._file.read()[1]
+        return [keys.get(self.name_of(person)) == _ERASED for person in people]
 
     def name_of(self, person: str) -> str:
         """Return the keyed hash that stands for a person in encrypted stores."""
