@@ -263,8 +263,8 @@ def _detail(described: Pipeline, state: State, name: str) -> str:
         return ", ".join(part for part in parts if part)
     if words == "refused":
         return next(word for one in state.judged[name] if not one.passed for word in one.words if "not passed" in word)
-    if words in ("failed", "stopped"):
-        return str(view.now.get("error", "resume with hasten pipeline resume"))
+    if words in ("failed", "stopped", "killed"):
+        return str(view.now.get("error", "continue with hasten pipeline resume"))
     if words == "running":
         last, _ = skim_reports(out_of(described, name, view.now["key"]))
         took = seconds_words(time.time() - view.now["at"])
@@ -298,8 +298,12 @@ def _say_end(described: Pipeline, state: State, began: float) -> None:
         say(f"What the stages gave is in {described.work / 'stages'}/NAME/latest.")
         return
     for name, view in state.views.items():
-        if state.words(name) == "failed":
-            say_error(f"{view.now.get('error')} Correct it, and run again; output: {log_of(described, name)}")
+        words = state.words(name)
+        if words in ("failed", "killed", "stopped"):
+            todo = "Correct it, and run again" if words == "failed" else "Continue with hasten pipeline resume"
+            say_error(
+                f"{view.now.get('error') or f'stage {name} was killed.'} {todo}; its output: {log_of(described, name)}"
+            )
         for one in state.judged.get(name, []):
             if not one.passed:
                 say_error(

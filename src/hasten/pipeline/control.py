@@ -37,7 +37,7 @@ INCOMPLETE = 5
 """Exit status of an engine whose stages did not all end and pass (`hasten.pipeline.engine`, which would load Dagster)."""
 _POLL_S = 0.25
 _RESTARTS = 3
-"""How often an engine that was killed is started again while a command follows it."""
+"""How often what was killed is resumed while a command follows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,12 @@ class State:
         blocked = [other for other in view.stage.needs if self.words(other) in ("refused", "failed", "blocked")]
         if blocked:
             return "blocked"
-        if view.now.get("key") == view.key and view.key and view.now.get("state") in ("failed", "stopped"):
-            return str(view.now["state"])
-        if view.now.get("key") == view.key and view.key and view.now.get("state") in ("running", "waiting"):
-            return "killed"
-        return "to run"
+        if not view.key or view.now.get("key") != view.key:
+            return "to run"
+        state = view.now.get("state")
+        return (
+            state if state in ("failed", "stopped") else "killed" if state in ("running", "waiting", "killed") else "to run"
+        )
 
     @property
     def complete(self) -> bool:
@@ -158,8 +159,10 @@ def run(pipeline: Pipeline, follow: Callable[[State], None]) -> State:
             selected = [name for name in selected if name not in blocked]
             if not selected and not state.running:
                 return state
-            if not _engine(pipeline, state, totals, selected, follow):
-                break
+            _engine(pipeline, state, totals, selected, follow)
+            after = state_of(pipeline)
+            if not {"running", "waiting", "killed"} & {after.words(name) for name in selected}:
+                return after
     except KeyboardInterrupt:
         stop(pipeline, follow)
         raise
@@ -168,8 +171,8 @@ def run(pipeline: Pipeline, follow: Callable[[State], None]) -> State:
 
 def _engine(
     pipeline: Pipeline, state: State, totals: Totals, selected: Sequence[str], follow: Callable[[State], None]
-) -> bool:
-    """Run an engine, or follow the one that runs, until it has ended. Returns whether it was killed."""
+) -> None:
+    """Run an engine, or follow the one that runs, until it has ended or was killed."""
     lock = hold(pipeline.work / ENGINE_LOCK, wait=False, inherited=True)
     process: subprocess.Popen[bytes] | None = None
     began = time.time()
@@ -182,17 +185,14 @@ def _engine(
     after = state_of(pipeline, save=True)
     follow(after)
     if process is None:
-        return False
+        return
     if (error := pipeline.work / ENGINE_ERROR).exists():
         words = error.read_text(encoding="utf-8")
         error.unlink()
         raise HastenError(words)
-    if process.returncode < 0:
-        return True
-    if process.returncode not in (0, INCOMPLETE):
+    if process.returncode > 0 and process.returncode != INCOMPLETE:
         raise PipelineError(f"Dagster ended with {process.returncode}. Its output is in {pipeline.work / ENGINE_LOG}.")
     _remember(pipeline, after, selected, predicted_s, began)
-    return False
 
 
 def _start(pipeline: Pipeline, selected: Sequence[str], lock: int) -> subprocess.Popen[bytes]:

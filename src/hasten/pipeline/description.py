@@ -229,6 +229,11 @@ class Stage(Strict):
                 raise ValueError(words)
         return self
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each branch of a merge."""
+        return self.weights or tuple(1 / len(self.words) for _ in self.words)
+
     def is_whole(self) -> bool:
         """Whether the shares of a merge are one for each branch, 1 in total."""
         return len(self.weights) == len(self.merge or ()) and math.isclose(sum(self.weights), 1, abs_tol=1e-9)

@@ -22,11 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import IO, Any
 
 import psutil
 
-from hasten.core.errors import HastenError, MachineError
+from hasten.core.errors import HastenError
 from hasten.core.files import write_atomically
 from hasten.pipeline import merge
 from hasten.pipeline.description import METRICS, Pipeline, PipelineError, Stage, filled, read_pipeline
@@ -63,6 +64,10 @@ class StoppedError(HastenError):
     """The stage was asked to stop, and has saved what it could."""
 
 
+class KilledError(HastenError):
+    """The process of the stage was killed. It can be resumed."""
+
+
 class Worker:
     """Runs one stage.
 
@@ -73,28 +78,22 @@ class Worker:
 
     def __init__(self, pipeline: Pipeline, stage: Stage) -> None:
         self.pipeline, self.stage = pipeline, stage
-        self._stopped = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = Event()
         self._inner: Worker | None = None
         self._peak = 0
 
     def stop(self, *_: object) -> None:
         """Ask the stage to save and end."""
-        self._stopped = True
+        self._stopped.set()
         if self._inner is not None:
             self._inner.stop()
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-
-    def _is_stopped(self) -> bool:
-        return self._stopped
 
     def run(self) -> View:
         """Run the stage, unless it has ended with these inputs. Returns it as ended.
 
         Raises:
             StoppedError: It was asked to stop.
+            KilledError: Its process was killed.
             PipelineError: It failed: says how, and where its output is.
             HastenError: An input or the machine does not allow it.
         """
@@ -114,17 +113,14 @@ class Worker:
             told = {"key": view.key, "pid": os.getpid(), "why": view.why}
             try:
                 done = self._attempt(view, out, told, lock)
-            except StoppedError:
-                note(pipeline, stage.name, state="stopped", **told)
-                raise
-            except HastenError as error:
-                note(pipeline, stage.name, state="failed", error=str(error), **told)
-                raise
-            except OSError as error:
-                words = f"stage {stage.name}: {error.filename or out}: {error.strerror or error}. Free space, and run again."
-                with suppress(OSError):
-                    note(pipeline, stage.name, state="failed", error=words, **told)
-                raise MachineError(words) from error
+            except Exception as error:
+                words = (
+                    str(error) if isinstance(error, HastenError) else f"stage {stage.name}: {type(error).__name__}: {error}."
+                )
+                state = {StoppedError: "stopped", KilledError: "killed"}.get(type(error), "failed")
+                with suppress(OSError):  # a full disk may be the reason
+                    note(pipeline, stage.name, state=state, error=words, **told)
+                raise error if isinstance(error, HastenError) else PipelineError(words) from error
             link_latest(pipeline, stage.name, view.key)
             note(pipeline, stage.name, state="ended", **told)
             return View(stage=stage, key=view.key, inputs=view.inputs, done=done, last=done)
@@ -177,7 +173,7 @@ class Worker:
         need = need_of(stage, totals, self._memory_needed(places, totals))
 
         def waiting(words: str) -> None:
-            if self._stopped:
+            if self._stopped.is_set():
                 raise StoppedError(f"stage {stage.name} was stopped while it waited.")
             if words:
                 note(pipeline, stage.name, state="waiting", words=words, **told)
@@ -221,7 +217,7 @@ class Worker:
 
     def _command(self, command: Sequence[str], stage: Stage, places: Mapping[str, Path], lease: Lease) -> None:
         """Run a command on the cores and devices of the lease, its output in the stage's log."""
-        if self._stopped:
+        if self._stopped.is_set():
             raise StoppedError(f"stage {stage.name} was stopped before it began.")
         environ = {**os.environ, **stage.environ(places)}
         environ |= {"HASTEN_STAGE": stage.name, "HASTEN_STAGE_OUT": str(places["out"])}
@@ -235,10 +231,12 @@ class Worker:
             output.write(f"--- {time.strftime('%F %T')} {' '.join(command)}\n".encode())
             output.flush()
             code = self._wait(command, environ, folder, output, lease)
-        if self._is_stopped() and not stage.job:
+        if self._stopped.is_set() and not stage.job:
             raise StoppedError(f"stage {stage.name} was stopped. Its command starts again from the beginning.")
+        if code == -signal.SIGKILL:
+            raise KilledError(f"stage {stage.name} was killed by SIGKILL: by a person, or because memory ran out.")
         if code:
-            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
             raise PipelineError(f"stage {stage.name} {ending}{_last_line(log)}. Its output is in {log}.")
 
     def _wait(
@@ -253,17 +251,20 @@ class Worker:
             os.sched_setaffinity(0, lease.cores)
 
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
+            process = subprocess.Popen(  # noqa: S603 - the user's own command
                 command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 pass_fds=(self._lock, lease.handle), preexec_fn=before_exec,  # noqa: PLW1509 - this process has one thread
             )  # fmt: skip
         except OSError as error:
             raise PipelineError(f"stage {self.stage.name}: {command[0]} cannot be started: {error.strerror}.") from error
-        while (code := self._process.poll()) is None:
-            self._peak = max(self._peak, _memory(self._process.pid))
+        was_told = False
+        while (code := process.poll()) is None:
+            self._peak = max(self._peak, _memory(process.pid))
+            if self._stopped.is_set() and not was_told:
+                process.terminate()
+                was_told = True
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_POLL_S)
-        self._process = None
+                process.wait(_POLL_S)
         return code
 
     def _merge(self, out: Path, places: dict[str, Path]) -> dict[str, Any]:
@@ -271,7 +272,7 @@ class Worker:
         stage, target, sequential = self.stage, out / self.stage.file, out / SEQUENTIAL
         with self._leased(out, places) as lease:
             branches = [places[name] / stage.file for name in stage.words]
-            merge.merge_files(branches, target, stage.weights, how=stage.how)
+            merge.merge_files(branches, target, stage.shares, how=stage.how)
             self._measure(target, out, places, lease)
         compares = any(gate.within is not None for gate in stage.gates.values())
         chained: Path | None = None
