@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hasten.core.errors import CorruptError, DataError
 from hasten.data import Store, StoreWriter
-from hasten.data.private.vault import Vault
+from hasten.data.private.vault import Vault, mark
 
 MASTER, OTHER = bytes(range(32)), bytes(32)
 PEOPLE = ["anna", "otto", "anna", "zoë"]
@@ -115,43 +119,56 @@ def test_another_vault_reads_nothing(sealed: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda text: text[:0],
-        lambda text: text[:100],
-        lambda text: text.replace(b" ", b"", 1),
-        lambda text: b"\xff" + text[1:],
-        lambda text: text + b"no key\n",
-        lambda text: text + b"a b c\n",
-    ],
-    ids=["empty", "cut", "no space", "no text", "no base64", "three parts"],
+    [lambda data: data[:0], lambda data: data[:100], lambda data: data[:5000], lambda data: data[::-1]],
+    ids=["empty", "head", "half", "backwards"],
 )
 def test_damaged_keys(change: Callable[[bytes], bytes], vault: Vault, sealed: Store, tmp_path: Path) -> None:
-    path = tmp_path / "vault" / "keys"
+    path = tmp_path / "vault" / "keys.sqlite"
     whole = path.read_bytes()
     path.write_bytes(change(whole))
-    with pytest.raises(CorruptError, match="keys is damaged"):
+    with pytest.raises(DataError, match=r"keys\.sqlite (is damaged|cannot be used)"):
         Vault.open(tmp_path / "vault", MASTER)
-    for _ in range(2):
-        with pytest.raises(CorruptError, match="keys is damaged"):
-            vault.take(sealed, [0])
+    with pytest.raises(DataError, match=r"keys\.sqlite (is damaged|cannot be used)"):
+        vault.take(sealed, [0])
     path.write_bytes(whole)
     assert vault.take(sealed, [0])["contents"] == [TEXTS[0]]
 
 
 def test_exchanged_keys(vault: Vault, sealed: Store, tmp_path: Path) -> None:
-    path = tmp_path / "vault" / "keys"
-    head, *lines = path.read_text().splitlines()
-    (one, key), (two, other), last = (line.split() for line in lines)
-    path.write_text("\n".join([head, f"{one} {other}", f"{two} {key}", " ".join(last), ""]))
+    with closing(sqlite3.connect(tmp_path / "vault" / "keys.sqlite")) as database, database:
+        (_, (one, key), (two, other), _) = database.execute("SELECT name, sealed FROM keys ORDER BY name").fetchall()
+        database.executemany("UPDATE keys SET sealed = ? WHERE name = ?", [(other, one), (key, two)])
     with pytest.raises(CorruptError, match="a key was changed"):
         Vault.open(tmp_path / "vault", MASTER).take(sealed, range(4))
+    with pytest.raises(CorruptError, match="a key was changed"):
+        vault.take(sealed, range(4))
+
+
+def test_an_erased_key_is_overwritten(vault: Vault, sealed: Store, tmp_path: Path) -> None:
+    path = tmp_path / "vault" / "keys.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        (key,) = database.execute("SELECT sealed FROM keys WHERE name = ?", (vault.name_of("anna"),)).fetchone()
+    assert key in path.read_bytes()
+    vault.erase("anna")
+    assert key not in path.read_bytes()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert vault.take(sealed, [0, 1])["contents"] == [None, TEXTS[1]]
+
+
+def test_programs_that_meet_a_new_person_use_one_key(vault: Vault, tmp_path: Path) -> None:
+    def row(_: int) -> dict[str, Any]:
+        rows = {"who": pa.array(["new"]), "a": pa.array(["text"])}
+        return Vault.open(tmp_path / "vault", MASTER).sealed(rows, ["a"], person="who")
+
+    with ThreadPoolExecutor(8) as threads, StoreWriter(tmp_path / "s", provenance=mark(["a"], "who")) as writer:
+        for made in threads.map(row, range(40)):
+            writer.write(made)
+    assert vault.take(Store(tmp_path / "s"), range(40), ["a"])["a"] == ["text"] * 40
+    assert vault.counts() == (1, 0)
 
 
 def test_an_open_vault_follows_the_file(vault: Vault, source: Store, sealed: Store, tmp_path: Path) -> None:
     opened = Vault.open(tmp_path / "vault", MASTER)
-    assert opened.take(sealed, range(4))["contents"] == TEXTS
-    with (tmp_path / "vault" / "keys").open("ab") as file:
-        file.write(b"0123 cut by a cra")
     assert opened.take(sealed, range(4))["contents"] == TEXTS
     with StoreWriter(tmp_path / "more") as writer:
         writer.write({"who": ["new"], "contents": [["five"]]})
@@ -163,7 +180,7 @@ def test_an_open_vault_follows_the_file(vault: Vault, source: Store, sealed: Sto
     assert (opened.counts(), opened.erased(["otto", "never"])) == ((3, 1), [True, False])
     vault.rotate(OTHER)
     assert opened.take(sealed, [0, 1])["contents"] == [TEXTS[0], None]
-    assert ((tmp_path / "vault" / "keys").stat().st_mode & 0o777) == 0o600
+    assert ((tmp_path / "vault" / "keys.sqlite").stat().st_mode & 0o777) == 0o600
 
 
 def test_a_row_can_be_moved_as_a_whole(vault: Vault, sealed: Store, tmp_path: Path) -> None:

@@ -12,21 +12,19 @@ other places and stores, or be left out, unnoticed. Keys of persons are random, 
 of persons are in no file: the vault knows them by a keyed hash. Erasing does not reach copies of the file of keys, such as
 backups.
 
-The file of keys is one line for the root key, then one for each person. New persons are added at its end. Erasing and
-rotating write it again. An open vault looks at its first line at each use, and reads only what is new.
+The keys are in an SQLite database, which is asked at each use: an erased key stops working in open vaults too.
 """
 
 from __future__ import annotations
 
-import base64
-import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,7 +33,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hasten.core.errors import CorruptError, DataError, MachineError
-from hasten.core.files import write_atomically
 from hasten.core.records import decode, encode
 from hasten.data.store.store import Store
 from hasten.data.store.write import StoreWriter
@@ -45,15 +42,14 @@ ROW = "sealed_row"
 """Column of random bytes that an encrypted value is bound to."""
 SEALED = "encrypted"
 """Key of a store's provenance that names the encrypted columns."""
-_FILE = "keys"
+_FILE = "keys.sqlite"
 _ROWS = 1024
 _ERASED = b""
 """In place of the key of a person who was erased. A person whom the vault does not know has no entry."""
 _MAX_CIPHERS = 100_000
 """Number of persons whose keys are kept open in memory."""
-_ROOT_BYTES = NONCE_BYTES + KEY_BYTES + 16
-_HEAD_BYTES = 32 + 1 + _ROOT_BYTES // 3 * 4 + 1
-"""Size of the first line: random digits that change whenever the file is written again, and the encrypted root key."""
+_ROOT = ""
+"""In place of the name of a person: the root key, which encrypts all others."""
 
 
 class Vault:
@@ -62,7 +58,6 @@ class Vault:
     def __init__(self, path: Path, root: bytes) -> None:
         self._path, self._root = path, root
         self._names = hmac.new(root, b"names of persons", hashlib.sha256).digest()
-        self._file = _KeyFile(path)
         self._ciphers: dict[str, tuple[bytes, Any]] = {}
 
     @classmethod
@@ -78,9 +73,15 @@ class Vault:
             MachineError: The package cryptography is not installed.
         """
         path, root = Path(folder) / _FILE, secrets.token_bytes(KEY_BYTES)
-        if path.exists():
-            raise DataError(f"{path} exists already: open it, or use another folder.")
-        _KeyFile(path).write(_sealed(_cipher(_checked(master)), root, b"root"), {})
+        sealed = _sealed(_cipher(_checked(master)), root, b"root")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise DataError(f"{path} exists already: open it, or use another folder.") from None
+        with _database(path) as database:
+            database.execute("CREATE TABLE keys (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) WITHOUT ROWID")
+            database.execute("INSERT INTO keys VALUES (?, ?)", (_ROOT, sealed))
         return cls(path, root)
 
     @classmethod
@@ -93,7 +94,8 @@ class Vault:
             MachineError: The package cryptography is not installed.
         """
         path = Path(folder) / _FILE
-        root = _opened(_cipher(_checked(master)), _KeyFile(path).read()[0], b"root")
+        sealed = _sealed_keys(path, [])[_ROOT]
+        root = _opened(_cipher(_checked(master)), sealed, b"root")
         if root is None:
             raise DataError(f"this is not the master key of {path}.")
         return cls(path, root)
@@ -101,30 +103,29 @@ class Vault:
     def rotate(self, master: bytes) -> None:
         """Use another master key from now on. Data stays as it is, and the old key opens the vault no more."""
         sealed = _sealed(_cipher(_checked(master)), self._root, b"root")
-        with _locked(self._path):
-            self._file.write(sealed, self._file.read()[1])
+        with _database(self._path) as database:
+            database.execute("UPDATE keys SET sealed = ? WHERE name = ?", (sealed, _ROOT))
 
     def erase(self, person: str) -> bool:
         """Delete the key of a person, so that nothing encrypted with it can be read again. False if there is none.
 
         Vaults that are open elsewhere notice it at their next use.
         """
-        with _locked(self._path):
-            root, keys = self._file.read()
-            if had := bool(keys.get(self.name_of(person))):
-                self._file.write(root, keys | {self.name_of(person): _ERASED})
-        return had
+        update = "UPDATE keys SET sealed = ? WHERE name = ? AND sealed != ?"
+        with _database(self._path) as database:
+            return database.execute(update, (_ERASED, self.name_of(person), _ERASED)).rowcount > 0
 
     def counts(self) -> tuple[int, int]:
         """Return the number of persons who have a key, and of those who were erased."""
-        keys = self._file.read()[1].values()
-        erased = sum(key == _ERASED for key in keys)
-        return len(keys) - erased, erased
+        with _database(self._path) as database:
+            keys, erased = database.execute("SELECT count(*), sum(sealed = ?) FROM keys", (_ERASED,)).fetchone()
+        return keys - 1 - erased, erased
 
     def erased(self, people: Iterable[str]) -> list[bool]:
         """Return True for each person who had a key that was deleted."""
-        keys = self._file.read()[1]
-        return [keys.get(self.name_of(person)) == _ERASED for person in people]
+        names = [self.name_of(person) for person in people]
+        keys = _sealed_keys(self._path, names)
+        return [keys.get(name) == _ERASED for name in names]
 
     def name_of(self, person: str) -> str:
         """Return the keyed hash that stands for a person in encrypted stores."""
@@ -219,13 +220,13 @@ class Vault:
     def _keys(self, names: Iterable[str], *, makes: bool = False) -> dict[str, Any]:
         """Return the ciphers of persons who were not erased, by their hashes. Makes missing keys if asked to."""
         names, found = dict.fromkeys(names), dict[str, Any]()
-        sealed = self._file.read()[1]
-        if makes and not names.keys() <= sealed.keys():
-            with _locked(self._path):
-                root, have = _cipher(self._root), self._file.read()[1]
-                new = [name for name in names if name not in have]
-                self._file.add({name: _sealed(root, secrets.token_bytes(KEY_BYTES), name.encode()) for name in new})
-                sealed = self._file.read()[1]
+        sealed = _sealed_keys(self._path, names)
+        if makes and (missing := names.keys() - sealed.keys()):
+            root = _cipher(self._root)
+            new = [(name, _sealed(root, secrets.token_bytes(KEY_BYTES), name.encode())) for name in sorted(missing)]
+            with _database(self._path) as database:  # another process may have been faster: its keys stay
+                database.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", new)
+            sealed = _sealed_keys(self._path, names)
         for name in names:
             if name not in sealed:
                 raise DataError(
@@ -253,54 +254,29 @@ class Vault:
         return cipher
 
 
-class _KeyFile:
-    """Read the file of keys, and follow its changes. Callers that write hold the lock."""
+@contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of keys, and commit at the end."""
+    if not path.exists():
+        raise DataError(f"there is no vault: {path} is missing.")
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as database, database:
+            database.execute("PRAGMA secure_delete = ON")
+            yield database
+    except sqlite3.OperationalError as error:
+        raise DataError(f"{path} cannot be used: {error}.") from error
+    except sqlite3.DatabaseError as error:
+        raise CorruptError(f"{path} is damaged: {error}. Restore it from a backup.") from error
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._head, self._end, self._keys = b"", 0, dict[str, bytes]()
 
-    def read(self) -> tuple[bytes, dict[str, bytes]]:
-        """Return the encrypted root key, and the encrypted keys of persons by their hashes. Do not change them.
-
-        Raises:
-            CorruptError: The file is damaged.
-            DataError: There is no file.
-        """
-        try:
-            with self._path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-                if head != self._head or os.fstat(file.fileno()).st_size < self._end:
-                    self._head, self._end, self._keys = head, _HEAD_BYTES, {}
-                file.seek(self._end)
-                new = file.read()
-            new = new[: new.rfind(b"\n") + 1]  # a line without an end is being written, or was cut by a crash
-            for line in new.decode("ascii").splitlines():
-                name, key = line.split(" ")
-                self._keys[name] = base64.b64decode(key, validate=True)
-            self._end += len(new)
-            _, root = head.decode("ascii").removesuffix("\n").split(" ")
-            return base64.b64decode(root, validate=True), self._keys
-        except FileNotFoundError as error:
-            raise DataError(f"there is no vault: {self._path} is missing.") from error
-        except (OSError, ValueError) as error:
-            self._head = b""
-            raise CorruptError(f"{self._path} is damaged: {type(error).__name__}. Restore it from a backup.") from error
-
-    def add(self, keys: Mapping[str, bytes]) -> None:
-        """Add keys of persons, flushed to the disk."""
-        with self._path.open("r+b") as file:
-            file.truncate(self._end)
-            file.seek(self._end)
-            file.write("".join(map(_line, keys, keys.values())).encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def write(self, root: bytes, keys: Mapping[str, bytes]) -> None:
-        """Write the file again."""
-        head = f"{secrets.token_hex(16)} {base64.b64encode(root).decode()}\n"
-        write_atomically(self._path, head + "".join(map(_line, keys, keys.values())))
-        self._path.chmod(0o600)
+def _sealed_keys(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the encrypted keys of persons that the vault knows, and of the root."""
+    query = "SELECT name, sealed FROM keys WHERE name IN (SELECT value FROM json_each(?))"
+    with _database(path) as database:
+        found: dict[str, bytes] = dict(database.execute(query, (json.dumps([_ROOT, *names]),)).fetchall())
+    if _ROOT not in found:
+        raise CorruptError(f"{path} is damaged: it has no root key. Restore it from a backup.")
+    return found
 
 
 def mark(columns: Sequence[str], person: str) -> dict[str, Any]:
@@ -314,10 +290,6 @@ def _plain(values: pa.Array) -> pa.Array:
     if pa.types.is_list(kind) and pa.types.is_timestamp(kind.value_type):
         return values.cast(pa.list_(pa.int64()))
     return values.cast(pa.int64()) if pa.types.is_timestamp(kind) else values
-
-
-def _line(name: str, key: bytes) -> str:
-    return f"{name} {base64.b64encode(key).decode()}\n"
 
 
 def _bound(row: bytes, column: str, name: str) -> bytes:
@@ -351,10 +323,3 @@ def _opened(cipher: Any, sealed: bytes, bound: bytes) -> bytes | None:
         return bytes(cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound))
     except (InvalidTag, ValueError):
         return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_suffix(".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
