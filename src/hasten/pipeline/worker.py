@@ -117,7 +117,7 @@ class Worker:
                 words = (
                     str(error) if isinstance(error, HastenError) else f"stage {stage.name}: {type(error).__name__}: {error}."
                 )
-                state = {StoppedError: "stopped", KilledError: "killed"}.get(type(error), "failed")
+                state = {"StoppedError": "stopped", "KilledError": "killed"}.get(type(error).__name__, "failed")
                 with suppress(OSError):  # a full disk may be the reason
                     note(pipeline, stage.name, state=state, error=words, **told)
                 raise error if isinstance(error, HastenError) else PipelineError(words) from error
@@ -285,6 +285,8 @@ class Worker:
         if all(one.passed for one in judged):
             return {"form": "merged", "gates": words}
         merge.replace_by(chained or self._one_after_another(out, places), target)
+        (out / METRICS).replace(out / "merged-metrics.json")
+        merge.replace_by(sequential / METRICS, out / METRICS)  # which the gates judge now
         return {"form": "sequential", "gates": words}
 
     def _measure(self, file: Path, out: Path, places: dict[str, Path], lease: Lease) -> None:
