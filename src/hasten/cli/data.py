@@ -227,7 +227,9 @@ def _in_words(what: str, *, is_private: bool = False) -> Iterator[None]:
     """Report exceptions of the machine and of libraries in a line. Their messages may contain private text."""
     try:
         yield
-    except HastenError:
+    except HastenError as error:
+        if is_private:
+            raise error from None
         raise
     except Exception as error:
         if is_private and not isinstance(error, OSError):
