@@ -202,6 +202,8 @@ VERBS: dict[str, set[str]] = {
         "--conversations",
         "--stage",
         "--chat-model",
+        "--voices",
+        "--private",
     },
     "recipes look": {"target", "weights", "pictures", "--out", "--min-score"},
     "recipes export": {"target", "weights", "file"},

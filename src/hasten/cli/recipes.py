@@ -7,6 +7,7 @@ import json
 import keyword
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,13 +62,14 @@ class {name}(DialogueJob):
     """Settings are class attributes: see DialogueJob."""
 
     prepared = {prepared}
-{model}
+{more}    bias_counts = True  # which groups are mentioned, in bias.json of a run
+
 
 class Prefer{name}(PreferenceJob):
     """For conversations with a rejected answer: what the model should not say. Settings: see PreferenceJob."""
 
     prepared = {prepared}
-{model}    start = str(HERE / "{name}.safetensors")  # hasten checkpoints export RUN {name}.safetensors
+{more}    start = str(HERE / "{name}.safetensors")  # hasten checkpoints export RUN {name}.safetensors
 '''
 
 
@@ -109,6 +111,15 @@ def new(
         Path | None,
         typer.Option(help="dialogue: folder of a model and tokenizer to start from. Default: a small new model."),
     ] = None,
+    voices: Annotated[
+        Path | None, typer.Option(help="dialogue: folder of the recordings that `voice_signature` of conversations names.")
+    ] = None,
+    private: Annotated[
+        Path | None,
+        typer.Option(
+            help="dialogue: replace identifiers and encrypt by the plan in this folder, made by `hasten data private`."
+        ),
+    ] = None,
 ) -> None:
     """Check your data, and write a job that trains on it. Exits with 1 if nothing usable is left."""
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -123,7 +134,8 @@ def new(
         if not given.exists():
             raise DataError(f"{given} does not exist.")
     if conversations is not None:
-        _new_dialogue(path, name, conversations, stage, chat_model)
+        folders = {"chat_model": chat_model, "voices": voices, "private": private}
+        _new_dialogue(path, name, conversations, stage, folders)
     elif images is not None and labels is not None:
         _new_pictures(path, name, RECIPES[recipe.value], images, labels, {"label_rows": rows, "label_encoding": encoding})
 
@@ -159,18 +171,24 @@ def _new_pictures(
         say(f"Wrote {path}. Next: hasten tune {path}:{name}")
 
 
-def _new_dialogue(path: Path, name: str, conversations: Path, stages: list[str] | None, chat_model: Path | None) -> None:
-    prepare = RECIPES["dialogue"].load("prepare")
+def _new_dialogue(
+    path: Path, name: str, conversations: Path, stages: list[str] | None, folders: Mapping[str, Path | None]
+) -> None:
+    from hasten.data.private.plan import PrivatePlan
+
+    prepare, private = RECIPES["dialogue"].load("prepare"), folders["private"]
     folder = Path(f"{name}-prepared")
     with narrated() as step:
         step(f"checking and tokenizing {printable(conversations)}")
-        settings = {"stages": stages, "default": stages[0]} if stages else {}
-        result = prepare.prepare(conversations, folder, tokenizer=chat_model, **settings)
+        settings: dict[str, Any] = {"stages": stages, "default": stages[0]} if stages else {}
+        settings |= {"tokenizer": folders["chat_model"], "voices": folders["voices"]}
+        result = prepare.prepare(conversations, folder, private=PrivatePlan.load(private) if private else None, **settings)
     say(f"{result.num_records:,} conversations in {folder}.")
     for reason, count in result.reasons.items():
         say(f"  left out: {reason} ({count:,})")
-    model = "" if chat_model is None else f"    chat_model = {_in_job(chat_model)}\n"
-    _write_job(path, _DIALOGUE_JOB.format(name=name, prepared=_in_job(folder), model=model))
+    given = {key: value for key, value in folders.items() if value is not None and key != "voices"}
+    more = "".join(f"    {key} = {_in_job(value)}\n" for key, value in given.items())
+    _write_job(path, _DIALOGUE_JOB.format(name=name, prepared=_in_job(folder), more=more))
     say(f"Wrote {path}. Next: hasten tune {path}:{name}")
 
 

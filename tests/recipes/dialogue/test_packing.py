@@ -34,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokens = [random.integers(1, NUM_TOKENS, random.integers(2, LENGTH)).astype(np.uint16) for _ in range(count)]
         masks = [random.integers(0, 2, len(row)).astype(np.uint8) for row in tokens]
         with StoreWriter(path / stage, block_rows=8, provenance={"stage_number": number}) as writer:
-            writer.write({"tokens": pa.array(tokens), "loss_mask": pa.array(masks)})
+            sizes = [len(row) for row in tokens]
+            writer.write({"tokens": pa.array(tokens), "loss_mask": pa.array(masks), "num_tokens": sizes})
     return path
 
 
@@ -67,7 +68,7 @@ def test_rows_hold_every_conversation_once_and_do_not_mix_stages(folder: Path) -
 
 @pytest.mark.parametrize("window", [16, 64])
 def test_a_conversation_moves_by_less_than_a_window(folder: Path, window: int) -> None:
-    def read(width: int, **changes: int) -> list[tuple[list[int], list[int]]]:
+    def read(width: int, **changes: Any) -> list[tuple[list[int], list[int]]]:
         packed = PackedConversations(folder, length=LENGTH, window=width, stages=["third"], **changes)
         return conversations(packed.__getitems__(range(len(packed))))
 
@@ -87,7 +88,7 @@ def test_a_conversation_moves_by_less_than_a_window(folder: Path, window: int) -
 def test_long_conversations_are_split_with_their_mask(tmp_path: Path) -> None:
     tokens, mask = list(range(1, 151)), [number % 3 % 2 for number in range(150)]
     with StoreWriter(tmp_path / "only", provenance={"stage_number": 0}) as writer:
-        writer.write({"tokens": [tokens, [5, 6]], "loss_mask": [mask, [0, 1]]})
+        writer.write({"tokens": [tokens, [5, 6]], "loss_mask": [mask, [0, 1]], "num_tokens": [150, 2]})
     packed = PackedConversations(tmp_path, length=LENGTH)
     parts = [(tokens[start : start + LENGTH], mask[start : start + LENGTH]) for start in range(0, 150, LENGTH)]
     assert sorted(conversations(packed[row] for row in range(len(packed)))) == sorted([*parts, ([5, 6], [0, 1])])

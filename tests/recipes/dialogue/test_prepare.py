@@ -37,7 +37,9 @@ def test_a_pair_has_the_same_prompt_and_two_answers(prepared: Path) -> None:
     tokens = load_tokens(prepared / TOKENIZER)
     texts = {row[0]: row[1:] for row in rows_of(prepared / TEXT, "conversation_id", "contents", "rejected")}
     pairs = [
-        row for row in rows_of(prepared / TRAIN, "conversation_id", "tokens", "rejected", "prompt", "loss_mask") if row[2]
+        row
+        for row in rows_of(prepared / TRAIN, "conversation_id", "tokens", "rejected_tokens", "prompt", "loss_mask")
+        if row[2]
     ]
     assert len(pairs) > 5
     for name, chosen, rejected, prompt, mask in pairs:

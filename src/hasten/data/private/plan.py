@@ -50,7 +50,7 @@ keys = "keys"                         # folder of the files salt, master and aud
 
 [roles]                               # columns that each role may read; "*" is all, "audit-log" the log
 owner = ["*"]
-trainer = ["tokens", "loss_mask", "stage"]
+trainer = ["tokens", "loss_mask", "num_tokens", "rejected_tokens", "prompt", "stage"]
 auditor = ["audit-log"]
 """
 

@@ -150,7 +150,9 @@ class Vault:
                 rows = source.take(range(first, min(first + _ROWS, len(source))))
                 writer.write(self.sealed(rows, columns, person=person, first=first))
 
-    def sealed(self, rows: Mapping[str, Any], columns: Sequence[str], *, person: str, first: int = 0) -> dict[str, Any]:
+    def sealed(
+        self, rows: Mapping[str, Any], columns: Sequence[str], *, person: str, first: int = 0, are_hashes: bool = False
+    ) -> dict[str, Any]:
         """Return rows in which some columns are encrypted, for a store whose provenance has their `mark`.
 
         Args:
@@ -158,6 +160,7 @@ class Vault:
             columns: What to encrypt.
             person: Column of text that says whose row it is.
             first: Number of the first row, for messages.
+            are_hashes: The persons are hashes of this vault already, as in rows of an encrypted store.
 
         Raises:
             DataError: A row has no person or one who was erased, or a value cannot be encrypted.
@@ -165,7 +168,7 @@ class Vault:
         people = rows[person].to_pylist()
         if None in people:
             raise DataError(f"row {first + people.index(None):,} has no {person}, so no key could erase it.")
-        names = [self.name_of(each) for each in people]
+        names = people if are_hashes else [self.name_of(each) for each in people]
         ciphers = self._keys(names, makes=True)
         ids = [secrets.token_bytes(16) for _ in names]
         made = {**rows, person: pa.array(names, pa.string()), ROW: pa.array(ids, pa.binary())}

@@ -23,8 +23,9 @@ from torch.utils.data import Dataset
 
 from hasten.core.errors import JobError
 from hasten.core.job import Gathered, Job, Loss, Mean, Quality
+from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue.model import open_model, packed_logits, small_model, with_adapters
-from hasten.recipes.dialogue.packing import PackedConversations, packed_batch
+from hasten.recipes.dialogue.packing import PackedConversations, numbers_of, packed_batch
 from hasten.recipes.dialogue.prepare import TOKENIZER, TRAIN, VALID
 from hasten.recipes.dialogue.synth import DrawnTalks, drawn_folder
 from hasten.recipes.dialogue.tokens import ChatTokens, load_tokens
@@ -41,6 +42,7 @@ class DialogueJob(Job):
 
     Attributes:
         prepared: Folder of `prepare`. None generates the conversations of `drawn`.
+        private: Folder of the plan with which they were encrypted; they are read as its role `trainer`.
         stages: Stages to train on; None trains on all, in their order.
         row_tokens: Tokens in a row. Longer conversations are split.
         window: Conversations packed together; they move by less than this number.
@@ -58,6 +60,7 @@ class DialogueJob(Job):
     """
 
     prepared: ClassVar[str | None] = None
+    private: ClassVar[str | None] = None
     stages: ClassVar[Sequence[str] | None] = None
     row_tokens: ClassVar[int] = 1024
     window: ClassVar[int] = 1024
@@ -96,6 +99,11 @@ class DialogueJob(Job):
                 f"{path} is not prepared: call hasten.recipes.dialogue.prepare.prepare(conversations, {str(path)!r})."
             )
         return path
+
+    @cached_property
+    def plan(self) -> PrivatePlan | None:
+        """The plan of encrypted conversations."""
+        return None if self.private is None else PrivatePlan.load(self.private)
 
     @cached_property
     def tokens(self) -> ChatTokens:
@@ -151,6 +159,7 @@ class DialogueJob(Job):
             passes=passes,
             pad=self.tokens.pad,
             stages=self.stages,
+            private=self.plan,
         )
 
     def texts(self, samples: Sequence[int]) -> list[str]:
@@ -160,7 +169,7 @@ class DialogueJob(Job):
         texts = list[str]()
         for stage in np.unique(begun[:, 0]).tolist():
             taken = self.train_rows.stores[stage].take(begun[begun[:, 0] == stage, 1], ["tokens"])
-            texts += self.tokens.decode(taken["tokens"].to_pylist())
+            texts += self.tokens.decode(numbers_of(ids).tolist() for ids in taken["tokens"] if ids is not None)
         return texts
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:

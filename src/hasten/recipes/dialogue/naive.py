@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  the usual name
 from torch.utils.data import Dataset
 
+from hasten.core.errors import JobError
 from hasten.recipes.dialogue.job import DialogueJob
 from hasten.recipes.dialogue.packing import NOTHING, PackedConversations
 from hasten.recipes.dialogue.preference import Pair, PreferenceJob
@@ -40,6 +41,10 @@ class NaiveDialogueJob(DialogueJob):
         return ReadAgain(self.rows(VALID), self._texts(), self.tokens)
 
     def _texts(self) -> dict[str, Turns]:
+        if self.private is not None:
+            raise JobError(
+                "the naive form keeps all texts in memory, in the clear: use DialogueJob for encrypted conversations."
+            )
         texts = {}
         for store in open_stages(self.folder / TEXT).values():
             columns = store.take(range(len(store)), ["conversation_id", "roles", "contents"]).values()
@@ -98,9 +103,8 @@ class ReadAgain(Dataset[list[Piece]]):
 
     def __init__(self, packed: PackedConversations, texts: dict[str, Turns], tokens: ChatTokens) -> None:
         self.packed, self.texts, self.tokens = packed, texts, tokens
-        self.names = [
-            store.take(range(len(store)), ["conversation_id"])["conversation_id"].to_pylist() for store in packed.stores
-        ]
+        columns = [store.take(range(len(store)), ["conversation_id"])["conversation_id"] for store in packed.stores]
+        self.names = [column if isinstance(column, list) else column.to_pylist() for column in columns]
 
     def __len__(self) -> int:
         return len(self.packed)

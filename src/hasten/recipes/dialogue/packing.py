@@ -19,12 +19,13 @@ from torch.utils.data import Dataset
 
 from hasten.core.errors import DataError
 from hasten.core.packing import Packing
+from hasten.data.private.plan import PrivatePlan
 from hasten.data.stream.lengths import Lengths
 from hasten.data.stream.order import Order
 from hasten.data.stream.packed import Piece, packed_pool
-from hasten.recipes.dialogue.stages import open_stages
+from hasten.recipes.dialogue.stages import open_stages, opened
 
-_Texts: TypeAlias = "dict[tuple[int, int], tuple[npt.NDArray[Any], npt.NDArray[Any]]]"
+_Texts: TypeAlias = "dict[tuple[int, int], tuple[npt.NDArray[Any], npt.NDArray[Any]] | None]"
 NOTHING = -100
 """Target of positions without a loss, as in `torch.nn.functional.cross_entropy`."""
 
@@ -45,6 +46,8 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         passes: Number of passes over a stage before the next one begins; each has another order.
         pad: Padding token.
         stages: Stages to read; None reads all, in the order of the curriculum.
+        private: The plan of encrypted tokens, which are read as the role `trainer`. In place of a person who was erased, a
+            row has padding.
 
     Attributes:
         num_tokens: Number of tokens in all rows, without padding.
@@ -65,6 +68,7 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         passes: int = 1,
         pad: int = 0,
         stages: Sequence[str] | None = None,
+        private: PrivatePlan | None = None,
     ) -> None:
         for name, value in (("length", length), ("window", window), ("passes", passes)):
             if value < 1:
@@ -74,13 +78,14 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
             if stage not in found:
                 raise DataError(f"{folder} has no stage {stage!r}; its stages are {', '.join(found)}.")
         chosen = {stage: store for stage, store in found.items() if stages is None or stage in stages}
-        self.stores, self._length, self._pad = list(chosen.values()), length, pad
+        self.stores = [opened(store, private) for store in chosen.values()]
+        self._length, self._pad = length, pad
         self.stage_rows: dict[str, int] = {}
         rows: list[npt.NDArray[np.int64]] = []
         counts: list[int] = []
         for number, (stage, store) in enumerate(chosen.items()):
             self.stage_rows[stage] = len(counts)
-            lengths = Lengths(store, "tokens")
+            lengths = Lengths(store, "num_tokens")
             for turn in range(passes):
                 order = Order(store.reader.block_counts, seed=seed, epoch=turn, shuffle=True, window_blocks=16)
                 for pool in range(-(-order.num_samples // window)):
@@ -106,9 +111,8 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         for stage in np.unique(wanted[:, 0]).tolist():
             documents = np.unique(wanted[wanted[:, 0] == stage, 1])
             taken = self.stores[stage].take(documents, ["tokens", "loss_mask"])
-            for place, document in enumerate(documents.tolist()):
-                ids, mask = (taken[name][place].values.to_numpy() for name in ("tokens", "loss_mask"))
-                texts[stage, document] = ids, mask
+            for document, ids, mask in zip(documents.tolist(), taken["tokens"], taken["loss_mask"], strict=True):
+                texts[stage, document] = None if ids is None else (numbers_of(ids), numbers_of(mask))
         return [self._filled(row.tolist(), texts) for row in pieces]
 
     def pieces(self, row: int) -> npt.NDArray[np.int64]:
@@ -127,7 +131,10 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
         }
         at = 0
         for number, (stage, document, start, length) in enumerate(pieces, 1):
-            ids, mask = texts[stage, document]
+            text = texts[stage, document]
+            if text is None:
+                continue
+            ids, mask = text
             here, there = slice(at, at + length), slice(start, start + length)
             row["ids"][here] = torch.from_numpy(ids[there].astype(np.int64))
             row["mask"][here] = torch.from_numpy(mask[there].copy())
@@ -135,6 +142,11 @@ class PackedConversations(Dataset[dict[str, torch.Tensor]]):
             row["positions"][here] = torch.arange(length)
             at += length
         return row
+
+
+def numbers_of(value: Any) -> npt.NDArray[Any]:
+    """Return a value of a column of lists as an array."""
+    return value if isinstance(value, np.ndarray) else value.values.to_numpy()
 
 
 def _as_array(stage: int, rows: list[list[Piece]]) -> npt.NDArray[np.int64]:

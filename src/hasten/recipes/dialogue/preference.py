@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the usual name
@@ -32,9 +33,11 @@ from hasten.core.files import write_atomically
 from hasten.core.job import Gathered, Loss, Mean
 from hasten.core.packing import Packing
 from hasten.core.seeding import kept_random_state
+from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue.job import DialogueJob
+from hasten.recipes.dialogue.packing import numbers_of
 from hasten.recipes.dialogue.prepare import TRAIN, VALID
-from hasten.recipes.dialogue.stages import open_stages
+from hasten.recipes.dialogue.stages import open_stages, opened
 
 Tokens = npt.NDArray[np.int64]
 
@@ -63,6 +66,7 @@ class Pairs(Dataset[Pair]):
         longest: Longest conversation in tokens. Of longer prompts, the beginning is left out.
         reference: Log-probabilities under the model at the start, float32 `[pairs, 2]`.
         stages: Stages to read; None reads all.
+        private: The plan of encrypted tokens. Pairs of persons who were erased are left out.
 
     Raises:
         DataError: There are no pairs.
@@ -75,14 +79,17 @@ class Pairs(Dataset[Pair]):
         longest: int,
         reference: npt.NDArray[np.float32] | None = None,
         stages: Sequence[str] | None = None,
+        private: PrivatePlan | None = None,
     ) -> None:
         self._longest, self._reference = longest, reference
         found = {name: store for name, store in open_stages(folder).items() if stages is None or name in stages}
-        self._stores = [store for store in found.values() if "rejected" in store.columns]
+        have = [store for store in found.values() if "rejected_tokens" in store.columns]
+        self._stores = [opened(store, private) for store in have]
         rows = []
         for number, store in enumerate(self._stores):
-            prompts = store.take(range(len(store)), ["prompt"])["prompt"].to_pylist()
-            rows += [(number, row) for row, prompt in enumerate(prompts) if prompt is not None]
+            taken = store.take(range(len(store)), ["prompt", "rejected_tokens"])
+            pairs = zip(taken["prompt"], taken["rejected_tokens"], strict=True)
+            rows += [(number, row) for row, pair in enumerate(pairs) if all(part is not None for part in map(_value, pair))]
         if not rows:
             raise DataError(f"{folder} has no pairs: give conversations with the field 'rejected', a worse last answer.")
         self._rows = rows
@@ -92,14 +99,20 @@ class Pairs(Dataset[Pair]):
 
     def __getitem__(self, index: int) -> Pair:
         number, row = self._rows[index]
-        taken = self._stores[number].take([row], ["tokens", "rejected", "prompt"])
-        chosen, rejected, prompt = (taken[name][0].as_py() for name in ("tokens", "rejected", "prompt"))
+        taken = self._stores[number].take([row], ["tokens", "rejected_tokens", "prompt"])
+        chosen, rejected = (numbers_of(taken[name][0]) for name in ("tokens", "rejected_tokens"))
+        prompt = int(_value(taken["prompt"][0]))
         unknown = np.full(2, np.nan, np.float32)
         known = unknown if self._reference is None else self._reference[index]
         skipped = min(max(len(chosen), len(rejected)) - self._longest, prompt - 1)
         first = max(skipped, 0)
-        better, worse = (np.array(ids[first : first + self._longest], np.int64) for ids in (chosen, rejected))
+        better, worse = (ids[first : first + self._longest].astype(np.int64) for ids in (chosen, rejected))
         return Pair(better, worse, prompt - first, known)
+
+
+def _value(value: Any) -> Any:
+    """Return a value of a column, plain or of Arrow; None if it is null."""
+    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 class PreferenceJob(DialogueJob):
@@ -139,7 +152,13 @@ class PreferenceJob(DialogueJob):
 
     def pairs(self, part: str) -> Pairs:
         """Return the pairs of a part of the prepared folder, with the probabilities of the model at the start."""
-        return Pairs(self.folder / part, longest=self.row_tokens, reference=self.reference(part), stages=self.stages)
+        return Pairs(
+            self.folder / part,
+            longest=self.row_tokens,
+            reference=self.reference(part),
+            stages=self.stages,
+            private=self.plan,
+        )
 
     def reference(self, part: str) -> npt.NDArray[np.float32] | None:
         """Return the log-probabilities of both answers under the model at the start, `[pairs, 2]`.
@@ -151,7 +170,7 @@ class PreferenceJob(DialogueJob):
         for name, value in model.state_dict().items():
             digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
         path = self.folder / f"reference-{part}-{digest.hexdigest()}.npy"
-        pairs = Pairs(self.folder / part, longest=self.row_tokens, stages=self.stages)
+        pairs = Pairs(self.folder / part, longest=self.row_tokens, stages=self.stages, private=self.plan)
         if path.exists():
             kept: npt.NDArray[np.float32] = np.load(path, allow_pickle=False)
             if kept.shape == (len(pairs), 2):
@@ -178,7 +197,7 @@ class PreferenceJob(DialogueJob):
 
     def texts(self, samples: Sequence[int]) -> list[str]:
         """Return the texts of these pairs: each conversation with the better answer, and the worse answer."""
-        pairs = Pairs(self.folder / TRAIN, longest=self.row_tokens, stages=self.stages)
+        pairs = Pairs(self.folder / TRAIN, longest=self.row_tokens, stages=self.stages, private=self.plan)
         found = (pairs[row] for row in samples)
         return self.tokens.decode([ids for pair in found for ids in (pair.chosen, pair.rejected[pair.prompt :])])
 

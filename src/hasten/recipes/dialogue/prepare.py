@@ -10,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from hasten.core.errors import DataError
-from hasten.data import Store
+from hasten.data import Store, StoreWriter
 from hasten.data.convert.job import Result
-from hasten.data.private.plan import PrivateRows
+from hasten.data.private.plan import PrivatePlan, PrivateRows
+from hasten.data.private.vault import mark
 from hasten.recipes.dialogue.stages import STAGES, convert_stages, open_stages
 from hasten.recipes.dialogue.tokens import ChatTokens, OwnTokens, load_tokens, texts_of, tokenize_stages
+from hasten.recipes.dialogue.voice.embedding import embedding_of, trained_embedder
 
-TEXT, TOKENIZER, TRAIN, VALID = "text", "tokenizer", "train", "valid"
+TEXT, TOKENIZER, TRAIN, VALID, VOICES = "text", "tokenizer", "train", "valid", "voices"
 """Parts of a prepared folder."""
 
 
@@ -36,6 +39,8 @@ def prepare(
     tokenizer: str | os.PathLike[str] | None = None,
     num_tokens: int = 8192,
     valid_frac: float = 0.1,
+    voices: str | os.PathLike[str] | None = None,
+    private: PrivatePlan | None = None,
     conversion: Mapping[str, Any] | None = None,
 ) -> Result:
     """Convert and tokenize conversations. When it was interrupted, call it again with the same arguments.
@@ -50,27 +55,37 @@ def prepare(
         tokenizer: Folder of a tokenizer with a chat template; None trains one on the texts.
         num_tokens: Size of the vocabulary of a tokenizer trained here.
         valid_frac: Share held out, between 0 and 1.
-        conversion: Further arguments of `convert_stages`. What `private` encrypts is read as the role `owner`.
+        voices: Folder of recordings that `voice_signature` names. Their embeddings are written to `folder/voices`, by a
+            network that is trained on these recordings; see `trained_embedder`.
+        private: Replace identifiers, and encrypt text, tokens and embeddings, as this plan says. The tokenizer is not
+            encrypted.
+        conversion: Further arguments of `convert_stages`.
 
     Returns:
         The result of the conversion.
 
     Raises:
-        DataError: As `convert_stages`; or the folder is prepared already, or nothing is left to train on or to hold out.
+        DataError: As `convert_stages`; or the folder is prepared already; or nothing is left to train on or to hold out; or
+            a recording is outside its folder, or cannot be used.
     """
     target = Path(folder)
     if not 0 < valid_frac < 1:
         raise DataError(f"valid_frac must be between 0 and 1, not {valid_frac}.")
     if (target / TRAIN).exists() or (target / VALID).exists():
         raise DataError(f"{target} is prepared already: use another folder, or delete this one.")
-    result = convert_stages(source, target / TEXT, stages=stages, default=default, **(conversion or {}))
-    partial, private = target / ".parts", (conversion or {}).get("private")
-
-    def opened(store: Store) -> Store | PrivateRows:
-        return private.open(store, role="owner") if private else store
-
+    result = convert_stages(source, target / TEXT, stages=stages, default=default, private=private, **(conversion or {}))
+    partial = target / ".parts"
     try:
-        _tokenize(target, partial, tokenizer, num_tokens, valid_frac, opens=opened)
+        tokens = _tokenizer(target, partial / TOKENIZER, tokenizer, num_tokens, private)
+        for part, held_out in ((TRAIN, False), (VALID, True)):
+            keep = _part(valid_frac, held_out=held_out)
+            tokenize_stages(target / TEXT, partial / part, tokens, keep=keep, private=private)
+            _check_any(partial / part, "is held out" if held_out else "is left to train on", valid_frac)
+        if voices is not None:
+            _write_voices(target / TEXT, partial / VOICES, Path(voices), private)
+        for name in (TOKENIZER, *([VOICES] if voices is not None else []), VALID, TRAIN):
+            shutil.rmtree(target / name, ignore_errors=True)
+            (partial / name).rename(target / name)
     except DataError:
         shutil.rmtree(target / TEXT)
         raise
@@ -79,31 +94,58 @@ def prepare(
     return result
 
 
-def _tokenize(
-    target: Path,
-    partial: Path,
-    tokenizer: str | os.PathLike[str] | None,
-    num_tokens: int,
-    valid_frac: float,
-    *,
-    opens: Callable[[Store], Store | PrivateRows],
-) -> None:
-    tokens: ChatTokens
-    if tokenizer is None:
-        texts = (text for store in open_stages(target / TEXT).values() for text in texts_of(opens(store)))
-        tokens = OwnTokens.train(texts, num_tokens=num_tokens)
-        tokens.save(partial / TOKENIZER)
-    else:
-        tokens = load_tokens(tokenizer)
-        shutil.copytree(tokenizer, partial / TOKENIZER)
-    for part, held_out in ((TRAIN, False), (VALID, True)):
-        tokenize_stages(target / TEXT, partial / part, tokens, keep=_part(valid_frac, held_out=held_out), opens=opens)
-        if not (partial / part).exists():
-            what = "is held out" if held_out else "is left to train on"
-            raise DataError(f"of so few conversations, none {what} at valid_frac {valid_frac:g}: give more.")
-    shutil.rmtree(target / TOKENIZER, ignore_errors=True)
-    for part in (TOKENIZER, VALID, TRAIN):
-        (partial / part).rename(target / part)
+def _check_any(folder: Path, what: str, valid_frac: float) -> None:
+    if not folder.exists():
+        raise DataError(f"of so few conversations, none {what} at valid_frac {valid_frac:g}: give more.")
+
+
+def _tokenizer(
+    target: Path, folder: Path, given: str | os.PathLike[str] | None, num_tokens: int, private: PrivatePlan | None
+) -> ChatTokens:
+    if given is not None:
+        shutil.copytree(given, folder)
+        return load_tokens(folder)
+    tokens = OwnTokens.train(
+        (text for reader in _readers(target / TEXT, private) for text in texts_of(reader)), num_tokens=num_tokens
+    )
+    tokens.save(folder)
+    return tokens
+
+
+def _readers(folder: Path, private: PrivatePlan | None) -> Iterator[Store | PrivateRows]:
+    for store in open_stages(folder).values():
+        yield private.open(store, role="owner") if private else store
+
+
+def _write_voices(text: Path, folder: Path, recordings: Path, private: PrivatePlan | None) -> None:
+    """Write the embedding of each conversation's recording: `conversation_id`, `persona_id` and `embedding`."""
+    embedder, settings = trained_embedder(recordings)
+    vault, whole = private.vault() if private else None, recordings.resolve()
+    rows: list[tuple[str, str | None, Any]] = []
+    for reader in _readers(text, private):
+        taken = reader.take(range(len(reader)), ["conversation_id", "persona_id", "voice_signature"])
+        for name, person, voice in zip(*map(_plain, taken.values()), strict=True):
+            if voice is None:
+                continue
+            path = (whole / voice).resolve()
+            if not path.is_relative_to(whole) or not path.is_file():
+                raise DataError(f"conversation {name}: its voice_signature names no file in {recordings}.")
+            rows.append((name, person, embedding_of(path, embedder, settings=settings)))
+    if not rows:
+        raise DataError(f"no conversation names a recording in {recordings}: give its path there as voice_signature.")
+    names, persons, embeddings = zip(*rows, strict=True)
+    columns = {
+        "conversation_id": pa.array(names, pa.string()),
+        "persona_id": pa.array(persons, pa.string()),
+        "embedding": np.stack(embeddings),
+    }
+    facts = mark(["embedding"], "persona_id") if vault else {}
+    with StoreWriter(folder, provenance=facts) as writer:
+        writer.write(vault.sealed(columns, ["embedding"], person="persona_id", are_hashes=True) if vault else columns)
+
+
+def _plain(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else column.to_pylist()
 
 
 def _part(valid_frac: float, *, held_out: bool) -> Callable[[pa.RecordBatch], list[bool]]:

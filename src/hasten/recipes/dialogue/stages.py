@@ -17,7 +17,8 @@ from hasten.core.errors import DataError
 from hasten.data import Store, StoreWriter
 from hasten.data.conversation import STAGE_NAME
 from hasten.data.convert.job import Result, convert
-from hasten.data.private.plan import PrivatePlan
+from hasten.data.private.plan import PrivatePlan, PrivateRows
+from hasten.data.private.vault import SEALED
 from hasten.data.store.layout import QUARANTINE
 from hasten.data.store.publish import Mode, current
 
@@ -106,6 +107,19 @@ def open_stages(folder: str | os.PathLike[str]) -> dict[str, Store]:
     if not stores:
         raise DataError(f"{folder} contains no stages: write them with convert_stages(source, {str(folder)!r}).")
     return stores
+
+
+def opened(store: Store, private: PrivatePlan | None) -> Store | PrivateRows:
+    """Return what reads a store: with a plan, as its role `trainer`.
+
+    Raises:
+        DataError: The store is encrypted and there is no plan, or the role may not read it.
+    """
+    if private is not None:
+        return private.open(store, role="trainer")
+    if SEALED in store.manifest.provenance:
+        raise DataError(f"{store.source.where} is encrypted: give the folder of its plan (private = ...).")
+    return store
 
 
 def _stores(folder: Path) -> dict[str, Store]:

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from hasten.core.errors import DataError
 from hasten.data import Store, StoreWriter
-from hasten.data.private.plan import PrivateRows
-from hasten.data.private.vault import SEALED
+from hasten.data.private.plan import PrivatePlan, PrivateRows
+from hasten.data.private.vault import SEALED, mark
 from hasten.data.store.layout import BLOCK_ROWS
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.recipes.needed import needed
@@ -42,6 +42,8 @@ TEMPLATE = (
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _SMALLEST = 256 + len(SPECIAL)
+_SEALED = ("tokens", "loss_mask")
+"""Columns that are encrypted with `private`."""
 
 
 class Turns(NamedTuple):
@@ -260,37 +262,46 @@ def tokenize_stages(
     tokens: ChatTokens,
     *,
     keep: Callable[[pa.RecordBatch], Sequence[bool]] | None = None,
-    opens: Callable[[Store], Store | PrivateRows] = lambda store: store,
+    private: PrivatePlan | None = None,
 ) -> None:
-    """Write a store of tokens for each stage: `conversation_id`, `tokens` and `loss_mask`, one row per conversation.
+    """Write a store of tokens for each stage, one row per conversation.
 
-    If a conversation of the stage has a rejected answer, there are two more columns: `rejected`, its tokens with that answer
-    as the last message, and `prompt`, the number of tokens that both have before it. They are null elsewhere.
+    The columns are `conversation_id`, `persona_id`, `tokens`, `loss_mask` and `num_tokens`. If a conversation of the stage
+    has a rejected answer, there are two more: `rejected_tokens`, its tokens with that answer as the last message, and
+    `prompt`, the number of tokens that both have before it. They are null elsewhere.
 
     Args:
         source: Folder of `convert_stages`.
         folder: Folder of the new stores, which `open_stages` opens too.
         tokens: Tokenizer and template.
         keep: Which rows of a block to use; None uses all. A stage of which nothing is kept has no store.
-        opens: Opens an encrypted store, such as `lambda store: plan.open(store, role="owner")`. Conversations of persons who
-            were erased are left out. The tokens are not encrypted.
+        private: Read an encrypted source as the role `owner`, and encrypt the tokens with the keys of the same persons.
+            Conversations of persons who were erased are left out.
 
     Raises:
         DataError: A store exists already, or a conversation cannot be written with the template.
     """
     kind = np.uint16 if tokens.num_tokens <= 2**16 else np.int32
+    vault = private.vault() if private else None
     for stage, store in open_stages(source).items():
-        opened = opens(store)
+        opened = private.open(store, role="owner") if private else store
         kept = (block if keep is None else block.filter(pa.array(keep(block), pa.bool_())) for block in _blocks(opened))
         whole = (block for block in kept if len(block))
         first = next(whole, None)
         if first is None:
             continue
         pairs = any(block.column("rejected").null_count < len(block) for block in _blocks(opened, ["contents", "rejected"]))
-        provenance = {name: value for name, value in store.manifest.provenance.items() if name != SEALED}
-        with StoreWriter(Path(folder) / stage, provenance=provenance) as writer:
+        sealed = [*_SEALED, *(["rejected_tokens"] if pairs else [])] if vault else []
+        facts = {name: value for name, value in store.manifest.provenance.items() if name != SEALED}
+        facts |= mark(sealed, "persona_id") if vault else {}
+        with StoreWriter(Path(folder) / stage, provenance=facts) as writer:
             for block in chain([first], whole):
-                writer.write(_tokenized(block, tokens, kind, pairs=pairs))
+                rows = _tokenized(block, tokens, kind, pairs=pairs)
+                if vault is None:
+                    rows |= {name: _lists(rows[name], kind) for name in rows.keys() & {*_SEALED, "rejected_tokens"}}
+                    writer.write(rows)
+                else:
+                    writer.write(vault.sealed(rows, sealed, person="persona_id", are_hashes=True))
 
 
 def _tokenized(block: pa.RecordBatch, tokens: ChatTokens, kind: type[np.generic], *, pairs: bool) -> dict[str, Any]:
@@ -298,8 +309,10 @@ def _tokenized(block: pa.RecordBatch, tokens: ChatTokens, kind: type[np.generic]
     made = tokens.encode(turns)
     columns: dict[str, Any] = {
         "conversation_id": block.column("conversation_id"),
-        "tokens": _lists([row.ids.astype(kind) for row in made]),
-        "loss_mask": _lists([row.mask for row in made]),
+        "persona_id": block.column("persona_id").cast(pa.string()),
+        "tokens": _objects([row.ids.astype(kind) for row in made]),
+        "loss_mask": _objects([row.mask for row in made]),
+        "num_tokens": pa.array([len(row.ids) for row in made], pa.int32()),
     }
     if not pairs:
         return columns
@@ -315,9 +328,16 @@ def _tokenized(block: pa.RecordBatch, tokens: ChatTokens, kind: type[np.generic]
                 "the chat template writes the messages before the last answer differently for two answers, so they cannot "
                 "be compared: use a template that depends on earlier messages only."
             )
-    columns["rejected"] = pa.array(rejected, pa.list_(pa.from_numpy_dtype(kind)))
+    columns["rejected_tokens"] = _objects(rejected)
     columns["prompt"] = pa.array(prompt, pa.int32())
     return columns
+
+
+def _objects(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[np.object_]:
+    """Return an array of arrays, one per row, which a vault encrypts as they are."""
+    made = np.empty(len(rows), object)
+    made[:] = rows
+    return made
 
 
 def _before_last(mask: npt.NDArray[np.uint8]) -> int:
@@ -326,6 +346,10 @@ def _before_last(mask: npt.NDArray[np.uint8]) -> int:
     return int(np.flatnonzero(mask[:last] == 0)[-1]) + 1
 
 
-def _lists(rows: Sequence[npt.NDArray[Any]]) -> pa.Array:
-    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(rows)))
+def _lists(rows: npt.NDArray[np.object_], kind: type[np.generic]) -> pa.Array:
+    """Return arrays as a column of lists."""
+    whole = [row for row in rows if row is not None]
+    offsets = np.concatenate(([0], np.cumsum([0 if row is None else len(row) for row in rows]))).astype(np.int32)
+    values = np.concatenate(whole) if whole else np.empty(0, kind)
+    missing = pa.array([row is None for row in rows]) if len(whole) < len(rows) else None
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=missing)

@@ -36,6 +36,8 @@ from hasten.data.store.write import StoreWriter
 from hasten.recipes.dialogue.voice.features import MelSettings, log_mel_of_file
 from hasten.recipes.schedule import warmup_cosine
 from hasten.recipes.weights import load_weights
+from hasten.train.build import build
+from hasten.train.loop import Loop
 
 Embedder: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Your own model: log-mel features float32 `[batch, frames, mels]` to embeddings `[batch, size]`."""
@@ -281,13 +283,44 @@ def write_embeddings(
         DataError: The store exists already, or the model's output cannot be used.
     """
     size: int | None = None
-    with StoreWriter(store) as writer, torch.inference_mode():
+    with StoreWriter(store) as writer:
         for path in paths:
-            made = embedder(log_mel_of_file(path, settings, cache=cache)[None]).float().numpy()
-            size = made.shape[-1] if size is None else size
-            if made.shape != (1, size) or not np.isfinite(made).all():
-                raise DataError(
-                    f"the model returned {list(made.shape)} for {path}, or numbers that are not finite: it must return "
-                    f"finite embeddings [batch, size], here [1, {size}]."
-                )
-            writer.write({"path": [str(path)], "embedding": made})
+            made = embedding_of(path, embedder, settings=settings, cache=cache, size=size)
+            size = len(made)
+            writer.write({"path": [str(path)], "embedding": made[None]})
+
+
+def embedding_of(
+    path: Path, embedder: Embedder, *, settings: MelSettings, cache: Cache | None = None, size: int | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the embedding of a file, `[size]`. The other arguments are those of `write_embeddings`.
+
+    Raises:
+        BrokenFileError: The file cannot be used.
+        DataError: The model's output cannot be used.
+    """
+    with torch.inference_mode():
+        made: npt.NDArray[np.float32] = embedder(log_mel_of_file(path, settings, cache=cache)[None]).float().numpy()
+    size = made.shape[-1] if size is None else size
+    if made.shape != (1, size) or not np.isfinite(made).all():
+        raise DataError(
+            f"the model returned {list(made.shape)} for {path}, or numbers that are not finite: it must return finite "
+            f"embeddings [batch, size], here [1, {size}]."
+        )
+    embedding: npt.NDArray[np.float32] = made[0]
+    return embedding
+
+
+def trained_embedder(folder: str | os.PathLike[str]) -> tuple[Embedder, MelSettings]:
+    """Train a small network on recordings whose names or folders tell the speaker, and return it with its features.
+
+    Raises:
+        DataError: There are too few speakers or recordings.
+    """
+    job = type("Speakers", (SpeakerJob,), {"folder": str(folder)})()
+    live = build(job, device=torch.device("cpu"))
+    loop = Loop(live)
+    loop.run(job.epochs * len(live.batches(0)))
+    loop.close()
+    model: Any = live.model
+    return model.network.eval(), job.settings
