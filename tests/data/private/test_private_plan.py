@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hasten.core.errors import CorruptError, DataError
+from hasten.core.errors import CorruptError, DataError, MachineError
 from hasten.data import Store
 from hasten.data.convert.job import Result, convert
 from hasten.data.convert.readers import jsonl
@@ -264,3 +265,10 @@ def test_a_plan_is_created_once(plan: PrivatePlan, tmp_path: Path) -> None:
         PrivatePlan.create(plan.folder)
     with pytest.raises(DataError, match=r"is missing: create it with `hasten data private"):
         PrivatePlan.load(tmp_path / "none")
+
+
+def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(MachineError, match=r"pip install 'hasten\[private\]'"):
+        PrivatePlan.create(tmp_path / "private")
+    assert not (tmp_path / "private").exists()

@@ -85,19 +85,20 @@ class PrivatePlan:
 
         Raises:
             DataError: The folder exists and is not empty.
+            MachineError: The package cryptography is not installed. Nothing was written.
         """
         path = Path(folder)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise DataError(f"{path} exists already: use another folder.")
-        (path / "keys").mkdir(mode=0o700, parents=True)
-        for name in SECRETS:
+        keys = {name: secrets.token_bytes(32) for name in SECRETS}
+        Vault.create(path / "vault", keys["master"])
+        (path / "keys").mkdir(mode=0o700)
+        for name, key in keys.items():
             handle = os.open(path / "keys" / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w") as file:
-                file.write(f"{secrets.token_hex(32)}\n")
+                file.write(f"{key.hex()}\n")
         (path / "plan.toml").write_text(_PLAN)
-        plan = cls.load(path)
-        Vault.create(path / "vault", plan.secret("master"))
-        return plan
+        return cls.load(path)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
