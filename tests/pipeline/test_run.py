@@ -1,4 +1,4 @@
-"""Pipelines in real processes: nothing runs twice, whoever is killed; gates stop what follows; merges fall back."""
+"""Pipelines in real processes: nothing runs twice, whatever is killed; gates stop what follows; merges fall back."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", ["stage", "worker", "step", "engine", "command", "everything"])
-def test_whoever_is_killed_the_run_ends_with_the_same_weights(tmp_path: Path, whole: bytes, victim: str) -> None:
+def test_whatever_is_killed_the_run_ends_with_the_same_weights(tmp_path: Path, whole: bytes, victim: str) -> None:
     pipeline = described(tmp_path / "p", command("data") + TRAIN)
     with start(pipeline) as first:
         worker = psutil.Process(until_trained(pipeline))

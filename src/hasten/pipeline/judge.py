@@ -20,12 +20,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hasten.core.errors import CorruptError
 from hasten.core.gates import Estimate, Share
-from hasten.data.private.audit import AuditLog
 from hasten.pipeline.description import METRICS, Pipeline, PipelineError, Stage, StageGate
+
+if TYPE_CHECKING:
+    from hasten.data.private.audit import AuditLog
 
 REPORTS, SEQUENTIAL = "metrics.jsonl", "sequential"
 AUDIT, KEY = "audit.jsonl", "audit.key"
@@ -150,9 +152,9 @@ def override(pipeline: Pipeline, stage: Stage, gate: str, out: Path, reason: str
 
 def _overrides(pipeline: Pipeline) -> dict[tuple[str, str, str], str]:
     """Return the overrides on record: stage, gate and mark -> reason."""
-    log = _log(pipeline)
-    if not log.path.exists():
+    if not (pipeline.work / AUDIT).exists():
         return {}
+    log = _log(pipeline)
     log.verify()
     entries = [json.loads(line) for line in log.path.read_text(encoding="utf-8").splitlines()]
     details = [entry["details"] for entry in entries if entry["action"] == "override"]
@@ -160,6 +162,8 @@ def _overrides(pipeline: Pipeline) -> dict[tuple[str, str, str], str]:
 
 
 def _log(pipeline: Pipeline) -> AuditLog:
+    from hasten.data.private.audit import AuditLog  # noqa: PLC0415 - loads torch, and few gates are overridden
+
     own = pipeline.work / KEY
     path = Path(os.environ.get(AUDIT_KEY) or own)
     log = pipeline.work / AUDIT

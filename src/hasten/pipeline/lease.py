@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def take(
     while True:
         with _alone(folder):
             if handle is None:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 os.set_inheritable(handle, True)  # noqa: FBT003 - its only parameter
             others = list(_alive(folder, path))
@@ -219,7 +219,7 @@ def fit(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users only read it
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -240,7 +240,8 @@ def _alive(folder: Path, own: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if text:
                 yield path.name, json.loads(text)
         else:
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # that of another user: it counts for nothing, and stays
+                path.unlink(missing_ok=True)
         finally:
             os.close(handle)
 

@@ -3,7 +3,7 @@
     python -m hasten.pipeline.worker pipeline.toml STAGE
 
 The lock and the lease are held by this process and by those it starts, until the last has ended. So a stage cannot run twice
-at a time, whoever was killed: a second process waits, and then finds that the stage has ended, or resumes it.
+at a time, whatever was killed: a second process waits, and then finds that the stage has ended, or resumes it.
 
 It loads neither torch nor Dagster, and survives the death of the process that started it.
 """
@@ -81,6 +81,7 @@ class Worker:
         self._stopped = Event()
         self._inner: Worker | None = None
         self._peak = 0
+        self._began = 0.0
 
     def stop(self, *_: object) -> None:
         """Ask the stage to save and end."""
@@ -180,6 +181,7 @@ class Worker:
 
         lease = take(need, totals, stage.name, waiting=waiting)
         began = time.time()
+        self._began = self._began or began
         try:
             note(pipeline, stage.name, state="running", cores=list(lease.cores), devices=list(lease.devices), **told)
             yield lease
@@ -188,7 +190,8 @@ class Worker:
             before = {"seconds": 0.0, "waited_s": 0.0, "attempts": 0} | read_json(out / ATTEMPTS)
             facts = {
                 "seconds": before["seconds"] + time.time() - began, "waited_s": before["waited_s"] + began - asked,
-                "attempts": before["attempts"] + 1, "began": began, "cores": len(lease.cores), "devices": len(lease.devices),
+                "attempts": before["attempts"] + 1, "began": self._began,
+                "cores": len(lease.cores), "devices": len(lease.devices),
             }  # fmt: skip
             with suppress(OSError):
                 write_atomically(out / ATTEMPTS, json.dumps(facts))
@@ -283,11 +286,11 @@ class Worker:
         judged = judge(self.pipeline, stage, out)
         words = [word for one in judged for word in one.words]
         if all(one.passed for one in judged):
-            return {"form": "merged", "gates": words}
+            return {"form": "merged", "gates": words, "seconds": time.time() - self._began}
         merge.replace_by(chained or self._one_after_another(out, places), target)
         (out / METRICS).replace(out / "merged-metrics.json")
         merge.replace_by(sequential / METRICS, out / METRICS)  # which the gates judge now
-        return {"form": "sequential", "gates": words}
+        return {"form": "sequential", "gates": words, "seconds": time.time() - self._began}
 
     def _measure(self, file: Path, out: Path, places: dict[str, Path], lease: Lease) -> None:
         """Run the command that measures weights. It writes `metrics.json` into its `{out}`."""
