@@ -322,8 +322,8 @@ def _tokenized(block: pa.RecordBatch, tokens: ChatTokens, kind: type[np.generic]
     rejected: list[npt.NDArray[Any] | None] = [None] * len(turns)
     prompt: list[int | None] = [None] * len(turns)
     for row, other in zip(rows, worse, strict=True):
-        rejected[row], prompt[row] = other.ids.astype(kind), _before_last(other.mask)
-        if _before_last(made[row].mask) != prompt[row]:
+        rejected[row], prompt[row] = other.ids.astype(kind), answer_start(other.mask)
+        if answer_start(made[row].mask) != prompt[row]:
             raise DataError(
                 "the chat template writes the messages before the last answer differently for two answers, so they cannot "
                 "be compared: use a template that depends on earlier messages only."
@@ -340,8 +340,8 @@ def _objects(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[np.object_]
     return made
 
 
-def _before_last(mask: npt.NDArray[np.uint8]) -> int:
-    """Return where the last part of ones in a mask begins."""
+def answer_start(mask: npt.NDArray[np.uint8]) -> int:
+    """Return where the last answer begins: the last part of ones in a mask."""
     last = int(np.flatnonzero(mask)[-1])
     return int(np.flatnonzero(mask[:last] == 0)[-1]) + 1
 

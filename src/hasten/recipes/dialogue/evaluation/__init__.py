@@ -1,0 +1,1 @@
+"""Gates for chat models: labelled sets, measures with intervals, and tasks for inspect-ai."""
