@@ -210,7 +210,7 @@ def test_only_masked_tokens_of_the_same_conversation_are_predicted() -> None:
 
 
 def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[3] / "docs" / "guides" / "data.md"
+    page = Path(__file__).parents[3] / "docs" / "guides" / "dialogue.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     (example,) = (block for block in blocks if "PackedConversations" in block)
     turns = [{"role": "client", "content": "I cannot sleep."}, {"role": "counselor", "content": "Since when?"}]
