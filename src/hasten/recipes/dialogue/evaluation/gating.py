@@ -18,17 +18,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from torch import nn
 
 from hasten.core.errors import DataError, JobError
 from hasten.core.files import write_atomically
 from hasten.core.gates import Estimate, Gate, Share
+from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue.bias.fairness import MIN_GROUP, swap_gap, swapped
 from hasten.recipes.dialogue.bias.patterns import load_patterns
 from hasten.recipes.dialogue.evaluation.scoring import log_probs, perplexity_of, prefers_good
 from hasten.recipes.dialogue.evaluation.sets import Item, load_set
+from hasten.recipes.dialogue.packing import numbers_of
 from hasten.recipes.dialogue.prepare import VALID
-from hasten.recipes.dialogue.stages import open_stages
+from hasten.recipes.dialogue.stages import open_stages, opened
 from hasten.recipes.dialogue.tokens import ChatTokens, Tokenized, Turns
 from hasten.recipes.dialogue.voice.similarity import MIN_RECORDINGS, Vectors, consistency
 
@@ -221,18 +224,21 @@ def evaluate(model: nn.Module, tokens: ChatTokens, checks: Sequence[Check], *, p
     return evaluation
 
 
-def held_out(prepared: Source) -> dict[str, list[Tokenized]]:
-    """Return the held-out conversations of each stage of a prepared folder.
+def held_out(prepared: Source, *, private: PrivatePlan | None = None) -> dict[str, list[Tokenized]]:
+    """Return the held-out conversations of each stage of a prepared folder, without those of erased persons.
+
+    Args:
+        prepared: The folder.
+        private: The plan of an encrypted folder; it is read as the role `trainer`.
 
     Raises:
-        DataError: The folder is not prepared.
+        DataError: The folder is not prepared, or is encrypted and there is no plan.
     """
     rows: dict[str, list[Tokenized]] = {}
     for stage, store in open_stages(Path(prepared) / VALID).items():
-        for number in range(len(store.reader.block_counts)):
-            lists = (store.reader.block(number).column(name) for name in ("tokens", "loss_mask"))
-            pairs = zip(*lists, strict=True)
-            rows.setdefault(stage, []).extend(Tokenized(*(one.values.to_numpy() for one in pair)) for pair in pairs)
+        taken = opened(store, private).take(np.arange(len(store)), ["tokens", "loss_mask"])
+        pairs = zip(taken["tokens"], taken["loss_mask"], strict=True)
+        rows[stage] = [Tokenized(numbers_of(ids), numbers_of(mask)) for ids, mask in pairs if ids is not None]
     return rows
 
 
