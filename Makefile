@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 PAIRS  := -q -n 2 --dist loadfile --no-loadscope-reorder
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-datacube bench-dialogue bench-recipes chaos docs docs-version clean help
+.PHONY: setup demo test test-all test-tracking fuzz lint bench bench-groundtruth bench-data bench-datacube bench-dialogue bench-recipes bench-pipeline chaos chaos-pipeline docs docs-version clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install Hasten, its tools and its examples, at the pinned versions
@@ -75,6 +75,12 @@ bench-recipes: setup  ## tune and train the recipes on real data, in parts (abou
 
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
 	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)
+
+bench-pipeline: setup  ## measure what pipelines add to a stage, and how well their time is predicted
+	$(BIN)/python -m benchmarks pipeline --part added parallel
+
+chaos-pipeline: setup  ## kill processes of a pipeline a hundred times, and compare what its stages give (about 25 minutes)
+	$(BIN)/python -m benchmarks pipeline --part chaos --again
 
 docs: setup  ## write the tables of README.md, and build the documentation site in site/
 	.ci/install -e '.[docs]'

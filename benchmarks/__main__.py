@@ -65,10 +65,16 @@ def _dialogue(arguments: list[str]) -> None:
     dialogue(arguments)
 
 
+def _pipeline(arguments: list[str]) -> None:
+    from benchmarks.pipeline.run import main as pipeline  # noqa: PLC0415  needs the extra `pipeline`
+
+    pipeline(arguments)
+
+
 OWN_OPTIONS: dict[str, Callable[[list[str]], None]] = {
     "alerts": alerts, "chaos": chaos, "check": check, "checkpoints": checkpoints, "data": data, "datacube": _datacube,
     "dialogue": _dialogue,
-    "groundtruth": groundtruth, "public": public, "recipes": _recipes,
+    "groundtruth": groundtruth, "pipeline": _pipeline, "public": public, "recipes": _recipes,
 }  # fmt: skip
 """Benchmarks with options of their own: `python -m benchmarks NAME --help` lists them."""
 

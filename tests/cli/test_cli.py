@@ -87,7 +87,7 @@ VERBS: dict[str, set[str]] = {
     "pipeline run": {"file", "--override", "--reason"},
     "pipeline resume": {"file"},
     "pipeline status": {"file", "--json"},
-    "pipeline graph": {"file", "--html"},
+    "pipeline graph": {"file"},
     "pipeline explain": {"file", "--json"},
     "pipeline ui": {"file", "--port"},
     "runs list": {"folder", "--json"},

@@ -9,6 +9,7 @@ import pytest
 
 from hasten.pipeline.description import METRICS, PipelineError, filled, read_pipeline
 from hasten.pipeline.lease import Totals, need_of
+from hasten.pipeline.worker import command_of
 from tests.pipeline.described import command, described
 
 JOB = '[stages.{}]\njob = "stages.py:Stage"\n'
@@ -115,6 +116,19 @@ def test_resources_that_the_machine_lacks_are_refused(tmp_path: Path, line: str,
     stage = described(tmp_path, JOB.format("a") + line + "\n").stages["a"]
     with pytest.raises(PipelineError, match=re.escape(words)):
         need_of(stage, Totals(cores=(0, 1), memory_bytes=4 * 2**30), None)
+
+
+def test_each_kind_becomes_a_command(tmp_path: Path) -> None:
+    (tmp_path / "hasten.toml").write_text("schema = 1\n", encoding="utf-8")
+    text = 'plan = "hasten.toml"\nupdates = 7\noptions = ["--keep", "1"]\n'
+    script = '[stages.s]\nscript = "judge.py"\nneeds = ["a"]\narguments = ["{a}/model.pt", "{out}"]\n'
+    pipeline = described(tmp_path, JOB.format("a") + text + script + command("c"))
+    places = {"a": Path("/a"), "out": Path("/o")}
+    words = {name: command_of(pipeline, stage, places, Path("/o"))[1:] for name, stage in pipeline.stages.items()}
+    plan = f"--plan {tmp_path}/hasten.toml"
+    assert " ".join(words["a"]) == f"-m hasten run stages.py:Stage --out /o --resume {plan} --updates 7 --keep 1"
+    assert " ".join(words["s"]) == f"-m hasten run {tmp_path}/judge.py --out /o -- /a/model.pt /o"
+    assert words["c"] == ["counted.py", "/o"]
 
 
 def test_placeholders_are_filled_in_and_other_braces_stay() -> None:

@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from hasten.cli.command import OPTIONAL_FILE, JsonOption, Verbs
-from hasten.cli.say import STDOUT, errors, give_json, say, say_error, voice
+from hasten.cli.command import JsonOption, Verbs
+from hasten.cli.say import errors, give_json, say, say_error, voice
 from hasten.core.errors import HastenError, MachineError
 from hasten.report.words import bytes_words, seconds_words
 
@@ -101,28 +101,14 @@ def status(file: FileArgument = HERE, json: JsonOption = None) -> None:
 
 
 @pipeline.command()
-def graph(
-    file: FileArgument = HERE,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar=OPTIONAL_FILE, help="Write a page with the graph to FILE (pipeline.html)."),
-    ] = None,
-) -> None:
-    """Draw the stages, each below what it needs."""
-    described = _read(file)
-    if html is not None:
-        from hasten.core.files import write_atomically
-        from hasten.pipeline.drawing import draw
-
-        path = Path("pipeline.html") if html == STDOUT else html
-        try:
-            write_atomically(path, draw(described))
-        except OSError as error:
-            raise MachineError(f"{path} cannot be written: {error.strerror}. Name another file.") from error
-        say(f"Wrote {path}.")
-        return
-    for line in _tree(described):
-        say(line)
+def graph(file: FileArgument = HERE) -> None:
+    """Draw the stages, each below what it needs. `hasten pipeline ui` draws them in the browser."""
+    described, depth = _read(file), dict[str, int]()
+    for name, stage in described.stages.items():
+        depth[name] = 1 + max((depth[other] for other in stage.needs), default=-1)
+        needs = f"  <- {', '.join(stage.needs)}" if stage.needs else ""
+        gates = f"  gates: {', '.join(stage.gates)}" if stage.gates else ""
+        say(Text.assemble("  " * depth[name], (name, "bold"), f" ({stage.kind})", (needs, "dim"), (gates, "yellow")))
 
 
 @pipeline.command()
@@ -150,11 +136,10 @@ def explain(file: FileArgument = HERE, json: JsonOption = None) -> None:
         whole_memory = stage.memory is None and need.memory_bytes == totals.memory_bytes
         where = "stated" if stage.memory is not None else "not known, so all of it" if whole_memory else "measured"
         devices = f", {need.devices} device{'s' if need.devices > 1 else ''}" if need.devices else ""
-        say(
-            f"  leases {need.cores} core{'s' if need.cores > 1 else ''}{devices}, {bytes_words(need.memory_bytes)} ({where})"
-        )
+        say(f"  leases {cores_words(need.cores)}{devices}, {bytes_words(need.memory_bytes)} ({where})")
         if view.last:
-            say(f"  took {seconds_words(view.last['seconds'])} on {view.last['cores']} cores, {_age(view.last['ended'])}")
+            took = f"{seconds_words(view.last['seconds'])} on {cores_words(view.last['cores'])}"
+            say(f"  took {took}, measured {seconds_words(max(time.time() - view.last['ended'], 0.0))} ago")
         else:
             say("  has not been measured: its time is unknown")
         for one in state.judged.get(name, []):
@@ -178,7 +163,7 @@ def ui(
         raise MachineError("the pages need dagster-webserver: pip install 'hasten[pipeline]'.")
     from hasten.pipeline.engine import HOME, UI, open_instance
 
-    open_instance(described).dispose()
+    open_instance(described, alone=False).dispose()
     environ = {**os.environ, "DAGSTER_HOME": str(described.work / HOME), UI: str(described.path)}
     say(f"Serving http://127.0.0.1:{port} until Ctrl-C.")
     command = [
@@ -334,11 +319,12 @@ def _what(stage: Stage) -> str:
 
 def _machine(totals: Totals) -> str:
     devices = f", {len(totals.devices)} devices" if totals.devices else ", no devices"
-    return f"{len(totals.cores)} cores, {bytes_words(totals.memory_bytes)}{devices}"
+    return f"{cores_words(len(totals.cores))}, {bytes_words(totals.memory_bytes)}{devices}"
 
 
-def _age(ended: float) -> str:
-    return f"measured {seconds_words(max(time.time() - ended, 0.0))} ago"
+def cores_words(cores: int) -> str:
+    """Return `1 core` or `2 cores`."""
+    return f"{cores} core{'' if cores == 1 else 's'}"
 
 
 def _prediction_words(described: Pipeline, state: State, totals: Totals, selected: Sequence[str]) -> Iterator[str]:
@@ -359,23 +345,9 @@ def _prediction_words(described: Pipeline, state: State, totals: Totals, selecte
         )
     if whole.seconds > 0.95 * whole.sequential_s and not whole.unknown and _branches(described):
         why = "there is no device for each" if not totals.devices else "each takes the devices that the other needs"
-        yield f"Parallel branches save nothing here: {why}, and they share {len(totals.cores)} cores."
+        yield f"Parallel branches save nothing here: {why}, and they share {cores_words(len(totals.cores))}."
 
 
 def _branches(described: Pipeline) -> bool:
     """Whether two stages could run at the same time."""
-    before: dict[str, set[str]] = {}
-    for name, stage in described.stages.items():
-        before[name] = {*stage.needs, *(far for near in stage.needs for far in before[near])}
-    names = list(described.stages)
-    return any(one not in before[two] for place, two in enumerate(names) for one in names[:place])
-
-
-def _tree(described: Pipeline) -> Iterator[Text]:
-    """Yield the stages, each indented below the last that it needs."""
-    depth: dict[str, int] = {}
-    for name, stage in described.stages.items():
-        depth[name] = 1 + max((depth[other] for other in stage.needs), default=-1)
-        needs = f"  <- {', '.join(stage.needs)}" if stage.needs else ""
-        gates = f"  gates: {', '.join(stage.gates)}" if stage.gates else ""
-        yield Text.assemble("  " * depth[name], (name, "bold"), f" ({stage.kind})", (needs, "dim"), (gates, "yellow"))
+    return any(len(described.upstream(stage)) < place for place, stage in enumerate(described.stages.values()))

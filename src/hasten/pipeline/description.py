@@ -282,6 +282,16 @@ class Pipeline:
             raise PipelineError(f"{self.path.name} has no stage {name!r}.{_near(name, self.stages)}")
         return self.stages[name]
 
+    def upstream(self, stage: Stage) -> list[str]:
+        """Return the names of all stages that a stage needs, directly or not, in their order."""
+        found: set[str] = set()
+        queue = list(stage.needs)
+        while queue:
+            if (name := queue.pop()) not in found:
+                found.add(name)
+                queue += self.stages[name].needs
+        return [name for name in self.stages if name in found]
+
 
 def read_pipeline(path: Path) -> Pipeline:
     """Read and check a description.

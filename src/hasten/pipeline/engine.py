@@ -31,7 +31,15 @@ INCOMPLETE = 5
 UI = "HASTEN_PIPELINE"
 """Environment variable with the description that Dagster's pages show."""
 MODULE = "hasten.pipeline.engine"
-SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+SETTINGS = """\
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+compute_logs: # what a stage prints is in its log, and what a step prints in that of the engine
+  module: dagster._core.storage.noop_compute_log_manager
+  class: NoOpComputeLogManager
+"""
 
 
 def build_assets(pipeline: Pipeline) -> list[dg.AssetsDefinition]:
@@ -92,8 +100,12 @@ def _run_stage(pipeline: Pipeline, stage: Stage, context: dg.AssetExecutionConte
         )  # fmt: skip
 
 
-def open_instance(pipeline: Pipeline) -> dg.DagsterInstance:
-    """Open Dagster's records of this pipeline. Runs of a controller that was killed are recorded as failed.
+def open_instance(pipeline: Pipeline, *, alone: bool) -> dg.DagsterInstance:
+    """Open Dagster's records of this pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        alone: Whether no other engine runs: runs that look unfinished were killed, and are recorded as failed.
 
     Raises:
         CorruptError: Its database is damaged. Nothing that stages gave is in it.
@@ -103,7 +115,8 @@ def open_instance(pipeline: Pipeline) -> dg.DagsterInstance:
     os.environ["DAGSTER_HOME"] = str(home)
     try:
         instance = dg.DagsterInstance.get()
-        for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING])):
+        unfinished = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING])
+        for run in instance.get_runs(unfinished) if alone else []:
             instance.report_run_failed(run, "its controller was killed")
     except Exception as error:
         raise CorruptError(
@@ -118,7 +131,7 @@ def main(path: str, *selected: str) -> int:
     logging.captureWarnings(capture=True)
     pipeline = read_pipeline(Path(path))
     try:
-        instance = open_instance(pipeline)
+        instance = open_instance(pipeline, alone=True)
         with instance:
             job = build_reconstructable_job(MODULE, "build_job", (path, list(selected)), {})  # type: ignore[arg-type]
             done = dg.execute_job(job, instance=instance, raise_on_error=False)

@@ -132,7 +132,7 @@ class Worker:
         """Return the stage at this moment, and keep the views of those that it needs."""
         hashes = hashes_of(self.pipeline)
         self._before = dict[str, View]()
-        for name in _upstream(self.pipeline, self.stage):
+        for name in self.pipeline.upstream(self.stage):
             self._before[name] = view_of(self.pipeline, self.pipeline.stages[name], self._before, hashes)
         return view_of(self.pipeline, self.stage, self._before, hashes)
 
@@ -326,7 +326,8 @@ def command_of(pipeline: Pipeline, stage: Stage, places: Mapping[str, Path], out
     plan = ["--plan", str(pipeline.root / stage.plan)] if stage.plan else []
     hasten = [sys.executable, "-m", "hasten", "run"]
     if stage.job:
-        return [*hasten, words[0], "--out", str(out), "--resume", *plan, *filled(stage.options, places)]
+        updates = ["--updates", str(stage.updates)] if stage.updates else []
+        return [*hasten, words[0], "--out", str(out), "--resume", *plan, *updates, *filled(stage.options, places)]
     return [*hasten, str(pipeline.root / words[0]), "--out", str(out), *plan, "--", *words[1:]]
 
 
@@ -339,18 +340,6 @@ def known_memory(pipeline: Pipeline, stage: Stage) -> int | None:
 def _python(words: Sequence[str]) -> list[str]:
     """Return a command in which `python` is the one that runs Hasten."""
     return [sys.executable if words[0] in ("python", "python3") else words[0], *words[1:]]
-
-
-def _upstream(pipeline: Pipeline, stage: Stage) -> list[str]:
-    """Return all stages that a stage needs, directly or not, in the order of the pipeline."""
-    found: set[str] = set()
-    queue = list(stage.needs)
-    while queue:
-        name = queue.pop()
-        if name not in found:
-            found.add(name)
-            queue += pipeline.stages[name].needs
-    return [name for name in pipeline.stages if name in found]
 
 
 def _memory(pid: int) -> int:
