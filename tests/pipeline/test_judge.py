@@ -68,6 +68,15 @@ def test_a_job_is_judged_by_its_newest_held_out_results(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == {}, "damaged metrics are not replaced by others"
 
 
+def test_results_of_the_dialogue_recipe_are_read(tmp_path: Path) -> None:
+    slices = {"teens": {"gates": True, "value": 0.9, "low": 0.87, "high": 0.93, "items": 400, "hits": 360}}
+    gates = [{"metric": "crisis preference", "passed": True, "slices": slices}]
+    (tmp_path / "metrics.json").write_text(json.dumps({"passed": True, "gates": gates}), encoding="utf-8")
+    gate = StageGate(metric="crisis preference", threshold=0.85, slices=("teens",), min_samples=400)
+    assert decide("g", gate, read_metrics(tmp_path), {}).passed
+    assert not decide("g", gate.model_copy(update={"slices": ("teens", "adults")}), read_metrics(tmp_path), {}).passed
+
+
 def test_an_override_is_recorded_and_holds_for_these_measurements_alone(tmp_path: Path) -> None:
     text = '[stages.a]\nevaluate = "python judge.py"\n[stages.a.gates.good]\nmetric = "good"\nthreshold = 0.8\n'
     pipeline, out = described(tmp_path, text), tmp_path / "out"

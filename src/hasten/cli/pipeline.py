@@ -295,6 +295,8 @@ def _say_end(described: Pipeline, state: State, began: float) -> None:
                     f"{name}.{one.name}: {'; '.join(one.words)}. Improve the stage, or let it pass with a reason: "
                     f"hasten pipeline run --override {name}.{one.name} --reason TEXT"
                 )
+    if any(state.can_go_on(name) for name in state.views):
+        say_error("processes were killed again and again. Continue with hasten pipeline resume.")
     raise typer.Exit(_FAILED)
 
 

@@ -71,6 +71,12 @@ class State:
             state if state in ("failed", "stopped") else "killed" if state in ("running", "waiting", "killed") else "to run"
         )
 
+    def can_go_on(self, name: str) -> bool:
+        """Whether a stage is half done, or could start: something was killed before it had ended."""
+        words = self.words(name)
+        ready = all(self.words(other) == "ended" for other in self.views[name].stage.needs)
+        return words in ("running", "waiting", "killed") or (words == "to run" and ready)
+
     @property
     def complete(self) -> bool:
         """Whether every stage has ended and passed."""
@@ -161,7 +167,7 @@ def run(pipeline: Pipeline, follow: Callable[[State], None]) -> State:
                 return state
             _engine(pipeline, state, totals, selected, follow)
             after = state_of(pipeline)
-            if not {"running", "waiting", "killed"} & {after.words(name) for name in selected}:
+            if not any(after.can_go_on(name) for name in pipeline.stages):
                 return after
     except KeyboardInterrupt:
         stop(pipeline, follow)

@@ -6,7 +6,8 @@ Metrics are read from `metrics.json` in the stage's folder, or for a job from it
      "perplexity": {"value": 3.1, "low": 3.0, "high": 3.2, "items": 500},
      "loss": 1.27}
 
-Slices are optional. A number alone has no interval, so it passes only a gate with `exact = true`.
+Slices are optional. A number alone has no interval, so it passes only a gate with `exact = true`. The file that
+`hasten.recipes.dialogue.evaluation.gating.evaluate` writes can be `metrics.json` too.
 """
 
 from __future__ import annotations
@@ -112,10 +113,12 @@ def read_metrics(out: Path) -> dict[str, Any]:
     """Return the metrics of a stage; empty if there are none that can be read."""
     try:
         found = json.loads((out / METRICS).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and isinstance(found.get("gates"), list):
+            return {gate["metric"]: gate["slices"] for gate in found["gates"]}
         return found if isinstance(found, dict) else {}
     except FileNotFoundError:
         pass
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
     try:
         lines = (out / REPORTS).read_text(encoding="utf-8").splitlines()
