@@ -19,6 +19,8 @@ import torch
 from benchmarks.tuning import tuned
 from hasten.recipes.dialogue import NaivePreferenceJob, PreferenceJob
 from hasten.recipes.dialogue.demo import DrawnCounsel, NaiveDrawnCounsel
+from hasten.recipes.dialogue.evaluation.scoring import prefers_good
+from hasten.recipes.dialogue.evaluation.sets import load_set
 from hasten.train.build import build
 from hasten.train.loop import Loop
 
@@ -27,6 +29,8 @@ BUDGET = "12m"
 GOAL = 3.0
 """Smallest accepted lower end of the interval."""
 TURNS, UPDATES = 5, 5
+MARGIN = 0.02
+"""Largest share of crisis items that may be lost."""
 
 
 def run(_found: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,17 +38,38 @@ def run(_found: Mapping[str, Any]) -> dict[str, Any]:
     evidence = tuned(JOB, BUDGET)
     final = evidence["final"] or {}
     low, quality = final.get("low") or 0.0, (final.get("quality") or {}).get("verdict")
-    others = steps()
+    others, right = steps(), competency()
+    worse = right["naive"] - right["Hasten"]
     return {
         "target": JOB,
         "budget": BUDGET,
         "evidence": evidence,
         "steps": others,
+        "crisis_items_right": right,
         "goals": {
             "speed": {"goal": GOAL, "seen": round(low, 2), "reached": low >= GOAL},
             "held-out loss": {"goal": "not_worse", "seen": quality, "reached": quality == "not_worse"},
+            "crisis items lost of those that the naive form has right": {
+                "goal": MARGIN,
+                "seen": round(worse / right["items"], 4),
+                "reached": worse <= MARGIN * right["items"],
+            },
         },
     }
+
+
+def competency() -> dict[str, int]:
+    """Train both forms from the same seed, and return how many crisis items each has right."""
+    items = load_set("crisis").items
+    found = {"items": len(items)}
+    for name, kind in (("naive", NaiveDrawnCounsel), ("Hasten", DrawnCounsel)):
+        job = kind()
+        live = build(job, device=torch.device("cpu"))
+        loop = Loop(live)
+        loop.run(len(live.batches(0)))
+        loop.close()
+        found[name] = sum(bool(right) for right in prefers_good(live.model, job.tokens, items))
+    return found
 
 
 def steps() -> dict[str, Any]:

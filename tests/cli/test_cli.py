@@ -192,6 +192,7 @@ VERBS: dict[str, set[str]] = {
     "demo": {"example", "--budget", "--out", "--all"},
     "data synth": {"recipe", "folder", "--count", "--seed"},
     "recipes list": set(),
+    "recipes evaluate": {"target", "weights", "--out"},
     "recipes new": {
         "recipe",
         "name",

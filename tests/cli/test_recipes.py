@@ -255,5 +255,12 @@ def test_conversations_become_a_job_that_trains(tmp_path: Path, monkeypatch: pyt
     assert len(job.train_data()) > 5
     prefer: Any = load_job("Mine.py:PreferMine")
     assert prefer.folder == job.folder
+    torch.save(job.model().state_dict(), "model.pt")
+    judged = invoke("recipes", "evaluate", "Mine.py:Mine", "model.pt")
+    assert "of 3 gates are not passed" in str(judged.exception)  # a model that was not trained
+    assert "crisis preference, " in judged.output
+    metrics = json.loads(Path("hasten-gates/metrics.json").read_text(encoding="utf-8"))
+    assert {"crisis preference", "safety preference", "crisis fairness"} == set(metrics)
+    assert not json.loads(Path("hasten-gates/gates.json").read_text(encoding="utf-8"))["passed"]
     again = invoke("recipes", "new", "dialogue", "Mine", "--conversations", "drawn/conversations.jsonl", *stages)
     assert "Mine.py already exists" in str(again.exception)

@@ -262,6 +262,35 @@ def look(
 
 
 @recipes.command()
+def evaluate(
+    target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME. A job of the recipe dialogue.")],
+    weights: Annotated[
+        Path, typer.Argument(help="Weights of a run: model.pt, or FILE.safetensors from `checkpoints export`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for gates.json and metrics.json.")] = Path("hasten-gates"),
+) -> None:
+    """Judge a trained chat model by its gates, slice by slice. Exits with 1 if one is not passed."""
+    from hasten.core.target import load_job
+
+    with narrated() as step:
+        step(f"loading {target} and {printable(weights)}")
+        with doing_shown(step):
+            job: Any = load_job(target)
+            if not hasattr(job, "checks"):
+                raise HastenError(f"{target} has no gates: only jobs of the recipe dialogue have.")
+            made = RECIPES["dialogue"].load("evaluation.of_job").evaluate_weights(job, weights, out)
+    for gate in made.gates:
+        for words in gate["words"]:
+            say(words)
+        if gate["problem"]:
+            say(f"  {gate['problem']}")
+    say(f"{out / 'gates.json'} has all slices, and {out / 'metrics.json'} what pipelines and releases judge.")
+    if not made.passed:
+        failed = sum(not gate["passed"] for gate in made.gates)
+        raise HastenError(f"{failed} of {len(made.gates)} gates are not passed.")
+
+
+@recipes.command()
 def export(
     target: Annotated[str, typer.Argument(help="The job: FILE.py:NAME.")],
     weights: Annotated[

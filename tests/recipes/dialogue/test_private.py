@@ -14,6 +14,7 @@ from hasten.core.errors import DataError, JobError
 from hasten.data import Store
 from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue import DialogueJob, NaiveDialogueJob, PreferenceJob
+from hasten.recipes.dialogue.evaluation.of_job import _held_out, _voices
 from hasten.recipes.dialogue.prepare import TEXT, TRAIN, VOICES, prepare
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.recipes.dialogue.synth import DrawnTalks, conversations
@@ -90,6 +91,16 @@ def test_it_trains_as_the_role_trainer_alone(made: Made, tmp_path: Path) -> None
         job_of(DialogueJob, made, private=None).train_data()
     with pytest.raises(JobError, match="in the clear: use DialogueJob"):
         job_of(NaiveDialogueJob, made).train_data()
+
+
+def test_gates_read_what_the_roles_may_and_refuse_too_few_recordings(made: Made) -> None:
+    with pytest.raises(JobError, match=r"voice consistency, .* are too few to decide; give at least 20"):
+        job_of(DialogueJob, made).checks()
+    rows = _held_out(job_of(DialogueJob, made))
+    assert sum(map(len, rows.values())) > 5
+    voices = _voices(job_of(DialogueJob, made))
+    assert len(voices) == len({made.plan.vault().name_of(person) for person in made.persons} & voices.keys()) > 10
+    assert all(some.shape[1] == 64 for some in voices.values())
 
 
 def test_of_an_erased_person_nothing_is_trained_on(made: Made) -> None:

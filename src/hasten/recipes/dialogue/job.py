@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from hasten.recipes.dialogue.synth import DrawnTalks, drawn_folder
 from hasten.recipes.dialogue.tokens import ChatTokens, load_tokens
 from hasten.recipes.schedule import warmup_cosine
 from hasten.recipes.weights import load_weights
+
+if TYPE_CHECKING:
+    from hasten.recipes.dialogue.evaluation.gating import Check
 
 _TOTALS = "totals"
 
@@ -56,6 +59,8 @@ class DialogueJob(Job):
         rate: Peak learning rate.
         warmup_frac: Fraction of the run in which the rate rises; then it falls along a half cosine.
         bias_counts: Count which groups the conversations mention while a run trains on them, in `bias.json` of its folder.
+        max_perplexity: Largest perplexity of held-out conversations, for the gates; None has no such gate.
+        min_voice_consistency: Smallest consistency of the voice of each person, for the gates.
         drawn: The conversations to generate if `prepared` is None.
     """
 
@@ -74,6 +79,8 @@ class DialogueJob(Job):
     rate: ClassVar[float] = 1e-3
     warmup_frac: ClassVar[float] = 0.05
     bias_counts: ClassVar[bool] = False
+    max_perplexity: ClassVar[float | None] = None
+    min_voice_consistency: ClassVar[float] = 0.85
     drawn: ClassVar[DrawnTalks] = DrawnTalks()
 
     batch_size = 8
@@ -171,6 +178,12 @@ class DialogueJob(Job):
             taken = self.train_rows.stores[stage].take(begun[begun[:, 0] == stage, 1], ["tokens"])
             texts += self.tokens.decode(numbers_of(ids).tolist() for ids in taken["tokens"] if ids is not None)
         return texts
+
+    def checks(self) -> list[Check]:
+        """Return the gates that trained weights must pass: `hasten recipes evaluate`. See `evaluation.of_job`."""
+        from hasten.recipes.dialogue.evaluation.of_job import checks_of  # noqa: PLC0415  training needs none of it
+
+        return checks_of(self)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Create the fused optimizer, which updates all weights in one call."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from hasten.recipes.drawn import drawn_once
 
-_DRAWING = 1
-"""Increased when the conversations of a seed change."""
+_DRAWING = 2
+"""Increased when the conversations of a seed change, or what is prepared from them."""
 _SHARES = {
     "foundation": 0.35,
     "therapeutic_expertise": 0.22,
