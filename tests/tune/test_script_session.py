@@ -37,6 +37,7 @@ def tune(request: TuneRequest) -> None:
     Session(request, subject=script_subject(request)).run()
 
 
+@pytest.mark.long
 def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
     before, out = children(), tmp_path / "out"
