@@ -99,6 +99,6 @@ def test_the_critical_path_is_predicted_under_the_leases() -> None:
     assert (added.seconds, added.sequential_s) == (45 + 2 + 2 + 3, 65 + 2 + 3 + 3)
     whole = predict([task("b", 20, cores=2), task("c", 30, cores=2)], TWO, Overhead())
     assert whole.seconds == whole.sequential_s == 50
-    assert predict(
-        [Task(name="x", needs=(), need=Need(cores=1, memory_bytes=0), seconds=None)], TWO, Overhead()
-    ).unknown == ("x",)
+    unknown = Task(name="x", needs=("a",), need=Need(cores=1, memory_bytes=0), seconds=None)
+    found = predict([task("a", 10), unknown], TWO, Overhead())
+    assert (found.seconds, found.unknown, found.guess_s) == (20, ("x",), 10), "as long as the others"

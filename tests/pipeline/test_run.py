@@ -249,6 +249,8 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     pipeline = described(tmp_path / "p", command("a"))
     assert "nothing can be resumed" in called("pipeline", "resume", str(pipeline.root)).stderr
     assert "has no stage 'b'" in called("pipeline", "run", str(pipeline.root), "--override", "b.c", "--reason", "x").stderr
-    assert "has not ended" in called("pipeline", "run", str(pipeline.root), "--override", "a.c", "--reason", "x").stderr
+    assert (
+        "decided nothing yet" in called("pipeline", "run", str(pipeline.root), "--override", "a.c", "--reason", "x").stderr
+    )
     assert "Give both" in called("pipeline", "run", str(pipeline.root), "--reason", "x").stderr
     assert read_pipeline(pipeline.path) == pipeline

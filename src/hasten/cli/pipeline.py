@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -60,9 +61,7 @@ def run(
             stage, _, gate = name.partition(".")
             view = before.views[described.stage(stage).name]
             if not view.done:
-                raise HastenError(
-                    f"stage {stage} has not ended, so {name} has not decided anything. Run without --override."
-                )
+                raise HastenError(f"stage {stage} has not ended, so {name} decided nothing yet. Run without --override.")
             record_override(described, view.stage, gate, out_of(described, stage, view.key), reason)
             say(f"Recorded in the audit log: {name} is overridden.")
     elif reason:
@@ -80,9 +79,7 @@ def resume(file: FileArgument = HERE) -> None:
 
     described = _read(file)
     if not described.work.is_dir():
-        raise HastenError(
-            f"there is no {WORK} in {described.root}, so nothing can be resumed. Start it: hasten pipeline run."
-        )
+        raise HastenError(f"there is no {WORK} in {described.root}, so nothing can be resumed. Use hasten pipeline run.")
     run(file)
 
 
@@ -120,12 +117,10 @@ def explain(file: FileArgument = HERE, json: JsonOption = None) -> None:
     described = _read(file)
     totals = read_totals()
     needs, state = needs_of(described, totals), state_of(described)
-    selected = [name for name in described.stages if state.words(name) != "ended"]
-    whole, rest = (predicted(described, state, totals, names) for names in (list(described.stages), selected))
+    selected = state.selected
     if json is not None:
-        rows = _rows(described, state)
-        facts = {"stages": rows, "seconds": rest.seconds, "sequential_s": rest.sequential_s, "path": list(rest.path)}
-        if give_json(json, {**facts, "unknown": list(rest.unknown), "whole_s": whole.seconds}):
+        whole, rest = (predicted(described, state, totals, names) for names in (list(described.stages), selected))
+        if give_json(json, {"stages": _rows(described, state), "would_run": asdict(rest), "everything": asdict(whole)}):
             return
     say(f"{len(selected)} of {len(described.stages)} stages would run, on {_machine(totals)}.")
     for name, stage in described.stages.items():
@@ -166,20 +161,10 @@ def ui(
     open_instance(described, alone=False).dispose()
     environ = {**os.environ, "DAGSTER_HOME": str(described.work / HOME), UI: str(described.path)}
     say(f"Serving http://127.0.0.1:{port} until Ctrl-C.")
-    command = [
-        "-m",
-        "dagster_webserver",
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(port),
-        "-m",
-        "hasten.pipeline.engine",
-        "-a",
-        "definitions",
-    ]
+    options = f"-h 127.0.0.1 -p {port} -m hasten.pipeline.engine -a definitions --log-level warning"
+    command = [sys.executable, "-m", "dagster_webserver", *options.split()]
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *command, "--log-level", "warning"], environ)  # noqa: S606 - fixed words
+    os.execve(sys.executable, command, environ)  # noqa: S606 - fixed words
 
 
 def _read(file: Path) -> Pipeline:
@@ -254,12 +239,8 @@ def _detail(described: Pipeline, state: State, name: str) -> str:
         last, _ = skim_reports(out_of(described, name, view.now["key"]))
         took = seconds_words(time.time() - view.now["at"])
         planned = f" of {last['planned']:,}" if last.get("planned") else ""
-        at = (
-            f"update {last['update']:,}{planned}, loss {last.get('loss') or float('nan'):.4g}, "
-            if last.get("update")
-            else ""
-        )
-        return f"{at}{view.now.get('words', '')}{', ' if view.now.get('words') else ''}{took}"
+        at = f"update {last['update']:,}{planned}, loss {last.get('loss') or float('nan'):.4g}" if last.get("update") else ""
+        return ", ".join(part for part in (at, view.now.get("words", ""), took) if part)
     if words == "waiting":
         return str(view.now.get("words", "waits for its lease"))
     missing = [other for other in view.stage.needs if state.words(other) != "ended"]
@@ -337,7 +318,7 @@ def _prediction_words(described: Pipeline, state: State, totals: Totals, selecte
     whole = predicted(described, state, totals, selected or list(described.stages))
     added = overhead(described)
     if whole.unknown:
-        yield f"Unknown times count as 0: {', '.join(whole.unknown)}."
+        yield f"Not measured yet, so counted as {seconds_words(whole.guess_s)} each: {', '.join(whole.unknown)}."
     yield f"Predicted: {seconds_words(whole.seconds)}; one after another: {seconds_words(whole.sequential_s)}."
     yield f"Critical path: {' -> '.join(whole.path)}."
     if added.runs:
@@ -345,7 +326,7 @@ def _prediction_words(described: Pipeline, state: State, totals: Totals, selecte
             f"Of it, Dagster: {added.start_s + added.end_s:.1f} s a run and {added.stage_s:.1f} s a stage "
             f"(median of {added.runs} runs here)."
         )
-    if whole.seconds > 0.95 * whole.sequential_s and not whole.unknown and _branches(described):
+    if whole.seconds > 0.95 * whole.sequential_s and _branches(described):
         why = "there is no device for each" if not totals.devices else "each takes the devices that the other needs"
         yield f"Parallel branches save nothing here: {why}, and they share {cores_words(len(totals.cores))}."
 

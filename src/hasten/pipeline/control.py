@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from hasten.core.errors import HastenError
+from hasten.core.errors import HastenError, MachineError
 from hasten.pipeline.description import Pipeline, PipelineError
 from hasten.pipeline.folder import (
     ENGINE_LOCK,
@@ -36,6 +37,7 @@ ENGINE, ENGINE_LOG, ENGINE_ERROR = "engine.json", "logs/engine.log", "engine-err
 INCOMPLETE = 5
 """Exit status of an engine whose stages did not all end and pass (`hasten.pipeline.engine`, which would load Dagster)."""
 _POLL_S = 0.25
+_FULL_BYTES = 2**20
 _RESTARTS = 3
 """How often what was killed is resumed while a command follows it."""
 
@@ -61,15 +63,17 @@ class State:
             return "ended" if all(one.passed for one in self.judged[name]) else "refused"
         if view.running:
             return "running" if view.now.get("state") == "running" else "waiting"
-        blocked = [other for other in view.stage.needs if self.words(other) in ("refused", "failed", "blocked")]
-        if blocked:
+        if any(self.words(other) in ("refused", "failed", "blocked") for other in view.stage.needs):
             return "blocked"
         if not view.key or view.now.get("key") != view.key:
             return "to run"
         state = view.now.get("state")
-        return (
-            state if state in ("failed", "stopped") else "killed" if state in ("running", "waiting", "killed") else "to run"
-        )
+        return {"failed": "failed", "stopped": "stopped", "ended": "to run", None: "to run"}.get(state, "killed")
+
+    @property
+    def selected(self) -> list[str]:
+        """The stages that have to run."""
+        return [name for name in self.views if self.words(name) not in ("ended", "refused", "blocked")]
 
     def can_go_on(self, name: str) -> bool:
         """Whether a stage is half done, or could start: something was killed before it had ended."""
@@ -153,25 +157,25 @@ def run(pipeline: Pipeline, follow: Callable[[State], None]) -> State:
         HastenError: The engine cannot work: says why.
         KeyboardInterrupt: All stages were asked to save and have ended.
     """
-    pipeline.work.mkdir(parents=True, exist_ok=True)
     totals = read_totals()
     needs_of(pipeline, totals)
-    totals.save(pipeline.work / MACHINE)
     try:
+        totals.save(pipeline.work / MACHINE)
         for _ in range(_RESTARTS + 1):
             state = state_of(pipeline, save=True)
-            selected = [name for name in pipeline.stages if state.words(name) != "ended"]
-            blocked = {name for name in selected if state.words(name) in ("refused", "blocked")}
-            selected = [name for name in selected if name not in blocked]
-            if not selected and not state.running:
+            if not state.selected and not state.running:
                 return state
-            _engine(pipeline, state, totals, selected, follow)
+            _engine(pipeline, state, totals, state.selected, follow)
             after = state_of(pipeline)
             if not any(after.can_go_on(name) for name in pipeline.stages):
                 return after
     except KeyboardInterrupt:
         stop(pipeline, follow)
         raise
+    except OSError as error:
+        raise MachineError(
+            f"{error.filename or pipeline.work}: {error.strerror}. Free some space, and run again."
+        ) from error
     return state_of(pipeline)
 
 
@@ -197,7 +201,8 @@ def _engine(
         error.unlink()
         raise HastenError(words)
     if process.returncode > 0 and process.returncode != INCOMPLETE:
-        raise PipelineError(f"Dagster ended with {process.returncode}. Its output is in {pipeline.work / ENGINE_LOG}.")
+        full = " The disk is full." if shutil.disk_usage(pipeline.work).free < _FULL_BYTES else ""
+        raise PipelineError(f"Dagster ended with {process.returncode}.{full} Its output is in {pipeline.work / ENGINE_LOG}.")
     _remember(pipeline, after, selected, predicted_s, began)
 
 

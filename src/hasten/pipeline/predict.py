@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from hasten.pipeline.lease import Need, Totals
 
@@ -47,16 +48,18 @@ class Prediction:
     """What is predicted.
 
     Attributes:
-        seconds: Time of the run, with parallel branches as far as leases allow; of measured stages alone.
+        seconds: Time of the run, with parallel branches as far as leases allow.
         sequential_s: Time one stage after another.
         path: The stages that decide `seconds`, in their order.
-        unknown: Stages without a measured time, which count as 0.
+        unknown: Stages without a measured time.
+        guess_s: What each of these counts as: the mean of the others, or a minute.
     """
 
     seconds: float
     sequential_s: float
     path: tuple[str, ...]
     unknown: tuple[str, ...]
+    guess_s: float
 
 
 def predict(tasks: Sequence[Task], totals: Totals, overhead: Overhead) -> Prediction:
@@ -67,6 +70,8 @@ def predict(tasks: Sequence[Task], totals: Totals, overhead: Overhead) -> Predic
         totals: What the machine has.
         overhead: What is added.
     """
+    known = [task.seconds for task in tasks if task.seconds is not None]
+    guess_s = fmean(known) if known else 60.0
     left = {task.name: task for task in tasks}
     ends: dict[str, float] = {}
     running: dict[str, Task] = {}
@@ -78,7 +83,7 @@ def predict(tasks: Sequence[Task], totals: Totals, overhead: Overhead) -> Predic
                 del left[task.name]
                 running[task.name] = task
                 gap = overhead.stage_s if task.needs or last else 0.0
-                ends[task.name] = now + gap + (task.seconds or 0.0)
+                ends[task.name] = now + gap + (guess_s if task.seconds is None else task.seconds)
                 cause[task.name] = last
         last = min(running, key=ends.__getitem__)
         now = ends[last]
@@ -87,10 +92,10 @@ def predict(tasks: Sequence[Task], totals: Totals, overhead: Overhead) -> Predic
     while path and cause[path[-1]]:
         path.append(cause[path[-1]])
     gaps = max(len(tasks) - 1, 0) * overhead.stage_s
-    total = overhead.start_s + overhead.end_s + gaps + sum(task.seconds or 0.0 for task in tasks)
+    total = overhead.start_s + overhead.end_s + gaps + sum(known) + guess_s * (len(tasks) - len(known))
     return Prediction(
         seconds=(max(ends.values()) if ends else 0.0) + overhead.end_s, sequential_s=total, path=tuple(reversed(path)),
-        unknown=tuple(task.name for task in tasks if task.seconds is None),
+        unknown=tuple(task.name for task in tasks if task.seconds is None), guess_s=guess_s,
     )  # fmt: skip
 
 
