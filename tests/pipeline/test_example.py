@@ -15,6 +15,7 @@ from hasten.pipeline.description import read_pipeline
 from tests.cli.called import called
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
+DIALOGUE = EXAMPLE.with_name("dialogue")
 
 
 def test_it_is_explained_before_it_has_run(tmp_path: Path) -> None:
@@ -37,3 +38,17 @@ def test_it_runs(tmp_path: Path) -> None:
     state = state_of(read_pipeline(folder))
     assert state.complete
     assert state.views["joined"].done["form"] == "merged"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_six_stages_of_the_dialogue_recipe_run(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DIALOGUE, tmp_path / "example", ignore=shutil.ignore_patterns("hasten-pipeline")))
+    environ = {**os.environ, "HASTEN_LEASES": str(tmp_path / "leases")}
+    command = [sys.executable, "-m", "hasten", "pipeline", "run", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = state_of(read_pipeline(folder))
+    assert state.complete
+    assert list(state.views)[-1] == "check"

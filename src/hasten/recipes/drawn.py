@@ -1,4 +1,4 @@
-"""Generated images for jobs without user data: generated once, then reused by every process."""
+"""What is made once on a machine, then reused by every process: generated data, and what was computed from data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hasten.core.errors import MachineError
 from hasten.optimizations.parts.sample_caching import FOLDER_VARIABLE
 
 
-def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:
-    """Return a folder of generated images, in HASTEN_CACHE_DIR if it is set and in the temporary folder otherwise.
+def drawn_once(name: str, draw: Callable[[Path], None], *, words: str = "drawing images") -> Path:
+    """Return a folder of generated content, in HASTEN_CACHE_DIR if it is set and in the temporary folder otherwise.
 
     The folder is generated under a temporary name and renamed when complete, so concurrent processes do not conflict.
 
     Args:
-        name: Name of the folder. It must identify everything that determines the images.
-        draw: Generates the images into the given folder.
+        name: Name of the folder. It must identify everything that determines the content.
+        draw: Generates the content into the given folder.
+        words: What is done, for the terminal.
 
     Raises:
         MachineError: The folder cannot be written.
@@ -33,7 +34,7 @@ def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
-        doing("drawing images, once on this machine")
+        doing(f"{words}, once on this machine")
         try:
             draw(scratch / name)
             (scratch / name).rename(folder)
@@ -44,6 +45,6 @@ def drawn_once(name: str, draw: Callable[[Path], None]) -> Path:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         raise MachineError(
-            f"cannot generate images in {parent} ({error.strerror}): set {FOLDER_VARIABLE} to a writable folder."
+            f"cannot write generated content to {parent} ({error.strerror}): set {FOLDER_VARIABLE} to a writable folder."
         ) from error
     return folder

@@ -94,18 +94,25 @@ def test_the_loss_of_a_pair_is_that_of_the_paper(prepared: Path, start: str) -> 
     assert (got.total / got.weight).item() == pytest.approx(torch.stack(want).mean().item(), rel=1e-4)
 
 
-def test_probabilities_of_the_start_are_kept_and_belong_to_their_weights(prepared: Path, start: str) -> None:
-    job = job_of(PreferenceJob, prepared, start=start)
-    first = job.train_data()[0].reference
-    before = sorted(prepared.glob("reference-*"))
+def test_probabilities_of_the_start_are_kept_and_belong_to_their_weights(
+    prepared: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path))
+    before = sorted(prepared.rglob("*"))
+    first = job_of(PreferenceJob, prepared, start=start).train_data()[0].reference
+    (kept,) = tmp_path.iterdir()
+    monkeypatch.setattr(PreferenceJob, "_reference", lambda *_: pytest.fail("it is computed again"))
     assert np.array_equal(job_of(PreferenceJob, prepared, start=start).train_data()[0].reference, first)
-    assert sorted(prepared.glob("reference-*")) == before
+    assert sorted(prepared.rglob("*")) == before
+    monkeypatch.undo()
+    monkeypatch.setenv("HASTEN_CACHE_DIR", str(tmp_path))
     changed = torch.load(start, weights_only=True)
-    changed["lm_head.weight"] = changed["lm_head.weight"] * 2
-    changed["model.embed_tokens.weight"] = changed["lm_head.weight"]
-    other = prepared.parent / "other.pt"
-    torch.save(changed, other)
-    assert not np.allclose(job_of(PreferenceJob, prepared, start=str(other)).train_data()[0].reference, first)
+    changed["model.embed_tokens.weight"] = changed["lm_head.weight"] = changed["lm_head.weight"] * 2
+    torch.save(changed, tmp_path / "other.pt")
+    other = job_of(PreferenceJob, prepared, start=str(tmp_path / "other.pt"))
+    assert not np.allclose(other.train_data()[0].reference, first)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+    assert kept.exists()
 
 
 def test_of_a_long_prompt_the_beginning_is_left_out(prepared: Path, start: str) -> None:

@@ -14,7 +14,7 @@ from hasten.core.errors import DataError, JobError
 from hasten.data import Store
 from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue import DialogueJob, NaiveDialogueJob, PreferenceJob
-from hasten.recipes.dialogue.evaluation.of_job import _held_out, _voices
+from hasten.recipes.dialogue.evaluation.of_job import _voices, held_out
 from hasten.recipes.dialogue.prepare import TEXT, TRAIN, VOICES, prepare
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.recipes.dialogue.synth import DrawnTalks, conversations
@@ -96,7 +96,7 @@ def test_it_trains_as_the_role_trainer_alone(made: Made, tmp_path: Path) -> None
 def test_gates_read_what_the_roles_may_and_refuse_too_few_recordings(made: Made) -> None:
     with pytest.raises(JobError, match=r"voice consistency, .* are too few to decide; give at least 20"):
         job_of(DialogueJob, made).checks()
-    rows = _held_out(job_of(DialogueJob, made))
+    rows = held_out(job_of(DialogueJob, made))
     assert sum(map(len, rows.values())) > 5
     voices = _voices(job_of(DialogueJob, made))
     assert len(voices) == len({made.plan.vault().name_of(person) for person in made.persons} & voices.keys()) > 10

@@ -4,8 +4,8 @@
         prepared = "prepared"  # conversations with `rejected`
         start = "supervised.safetensors"  # where training starts, and what it is compared with
 
-The model at the start is the reference. It never changes, so the probabilities that it gives are computed once and kept in
-the prepared folder, and no second model takes memory. Both answers of all pairs of a batch are documents of one packed row.
+The model at the start is the reference. It never changes, so the probabilities that it gives are computed once and kept on
+this machine, and no second model takes memory. Both answers of all pairs of a batch are documents of one packed row.
 
 Source: Rafailov et al. 2023, "Direct Preference Optimization". Left out: its variants, and other regularisation.
 """
@@ -13,9 +13,9 @@ Source: Rafailov et al. 2023, "Direct Preference Optimization". Left out: its va
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,9 +27,7 @@ from torch.nn import functional as F  # noqa: N812  the usual name
 from torch.utils.data import Dataset
 
 from hasten.core.batch import map_tensors
-from hasten.core.doing import doing
 from hasten.core.errors import DataError, JobError
-from hasten.core.files import write_atomically
 from hasten.core.job import Gathered, Loss, Mean
 from hasten.core.packing import Packing
 from hasten.core.seeding import kept_random_state
@@ -38,6 +36,7 @@ from hasten.recipes.dialogue.job import DialogueJob
 from hasten.recipes.dialogue.packing import numbers_of
 from hasten.recipes.dialogue.prepare import TRAIN, VALID
 from hasten.recipes.dialogue.stages import open_stages, opened
+from hasten.recipes.drawn import drawn_once
 
 Tokens = npt.NDArray[np.int64]
 
@@ -68,6 +67,9 @@ class Pairs(Dataset[Pair]):
         stages: Stages to read; None reads all.
         private: The plan of encrypted tokens. Pairs of persons who were erased are left out.
 
+    Attributes:
+        versions: A hash of what each store contains.
+
     Raises:
         DataError: There are no pairs.
     """
@@ -85,6 +87,7 @@ class Pairs(Dataset[Pair]):
         found = {name: store for name, store in open_stages(folder).items() if stages is None or name in stages}
         have = [store for store in found.values() if "rejected_tokens" in store.columns]
         self._stores = [opened(store, private) for store in have]
+        self.versions = [hashlib.sha256(repr(store.manifest).encode()).hexdigest() for store in have]
         rows = []
         for number, store in enumerate(self._stores):
             taken = store.take(range(len(store)), ["prompt", "rejected_tokens"])
@@ -161,33 +164,36 @@ class PreferenceJob(DialogueJob):
         )
 
     def reference(self, part: str) -> npt.NDArray[np.float32] | None:
-        """Return the log-probabilities of both answers under the model at the start, `[pairs, 2]`.
+        """Return the log-probabilities of both answers under the model at the start, float32 `[pairs, 2]`.
 
-        They are computed on the GPU if there is one, and kept in the prepared folder, by the hash of the weights.
+        They are computed on the GPU if there is one, and kept on this machine by a hash of the weights and the pairs.
         """
-        model = self.reference_model
-        digest = hashlib.blake2b(f"{self.row_tokens} {self.stages}".encode(), digest_size=16)
-        for name, value in model.state_dict().items():
-            digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
-        path = self.folder / f"reference-{part}-{digest.hexdigest()}.npy"
         pairs = Pairs(self.folder / part, longest=self.row_tokens, stages=self.stages, private=self.plan)
-        if path.exists():
-            kept: npt.NDArray[np.float32] = np.load(path, allow_pickle=False)
-            if kept.shape == (len(pairs), 2):
-                return kept
-        doing("computing the probabilities of the model at the start, once")
+        digest = hashlib.blake2b(repr((self.row_tokens, len(pairs), pairs.versions)).encode(), digest_size=16)
+        for name, value in self.reference_model.state_dict().items():
+            digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
+
+        def compute(folder: Path) -> None:
+            folder.mkdir()
+            np.save(folder / "reference.npy", self._reference(pairs), allow_pickle=False)
+
+        folder = drawn_once(
+            f"reference-{digest.hexdigest()}", compute, words="computing the probabilities of the model at the start"
+        )
+        kept: npt.NDArray[np.float32] = np.load(folder / "reference.npy", allow_pickle=False)
+        return kept
+
+    def _reference(self, pairs: Pairs) -> npt.NDArray[np.float32]:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = model.to(device).eval()
+        model = self.reference_model.to(device).eval()
         found = []
         with torch.inference_mode():
             for first in range(0, len(pairs), self.batch_size):
                 batch = self.collate([pairs[row] for row in range(first, min(first + self.batch_size, len(pairs)))])
-                found.append(self.answers(model, map_tensors(batch, lambda tensor: tensor.to(device))).float().cpu().numpy())
-        result = np.concatenate(found).astype(np.float32)
-        file = io.BytesIO()
-        np.save(file, result, allow_pickle=False)
-        write_atomically(path, file.getvalue())
-        return result
+                batch = map_tensors(batch, lambda tensor: tensor.to(device))
+                found.append(self.answers(model, batch).float().cpu().numpy())
+        self.reference_model.cpu()
+        return np.concatenate(found).astype(np.float32)
 
     @cached_property
     def reference_model(self) -> nn.Module:

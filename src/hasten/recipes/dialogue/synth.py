@@ -20,9 +20,10 @@ _DRAWING = 2
 """Increased when the conversations of a seed change, or what is prepared from them."""
 _SHARES = {
     "foundation": 0.35,
-    "therapeutic_expertise": 0.22,
-    "edge_case_stress": 0.17,
-    "voice_persona": 0.13,
+    "therapeutic_expertise": 0.20,
+    "edge_case_stress": 0.15,
+    "voice_persona": 0.11,
+    "long_running_therapy": 0.06,
     "safety_preference": 0.13,
 }
 _TROUBLES = {
@@ -146,4 +147,4 @@ def drawn_folder(drawn: DrawnTalks) -> Path:
         prepare(folder / "source", folder / "prepared", num_tokens=drawn.num_tokens, conversion={"processes": 1})
 
     name = "-".join(("dialogue", str(_DRAWING), *map(str, astuple(drawn))))
-    return drawn_once(name, draw) / "prepared"
+    return drawn_once(name, draw, words="generating conversations") / "prepared"

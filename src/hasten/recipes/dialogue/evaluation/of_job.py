@@ -42,7 +42,7 @@ def checks_of(job: DialogueJob) -> list[Check]:
     """
     checks = [preference("crisis", 0.85), preference("safety", 0.9), fairness("crisis", 0.7)]
     if job.max_perplexity is not None:
-        checks.append(perplexity(_held_out(job), job.max_perplexity))
+        checks.append(perplexity(held_out(job), job.max_perplexity))
     if (job.folder / VOICES).exists():
         checks.append(voice_consistency(_voices(job), job.min_voice_consistency))
     return checks
@@ -70,7 +70,7 @@ def evaluate_weights(job: DialogueJob, weights: Path, folder: Path | None = None
     return made
 
 
-def _held_out(job: DialogueJob) -> dict[str, list[Tokenized]]:
+def held_out(job: DialogueJob) -> dict[str, list[Tokenized]]:
     """Return the held-out conversations of each stage, without those of persons who were erased."""
     rows = dict[str, list[Tokenized]]()
     for stage, store in open_stages(job.folder / VALID).items():
