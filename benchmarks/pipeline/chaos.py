@@ -55,7 +55,7 @@ def run(found: Mapping[str, Any]) -> dict[str, Any]:
             pipeline = _fresh(folder, f"round{rounds}")
             ended: dict[str, float] = {}
             while True:
-                wait_s = order.uniform(0, 0.6) * whole_s if kills.total() < KILLS else None
+                wait_s = order.uniform(0, 0.4) * whole_s if kills.total() < KILLS else None
                 killed = _attempt(pipeline, folder, order, wait_s)
                 if killed:
                     kills[killed] += 1
