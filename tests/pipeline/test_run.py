@@ -132,6 +132,25 @@ def test_a_failed_stage_is_retried_and_its_last_line_is_shown(tmp_path: Path) ->
     assert not (pipeline.root / "b.count").exists()
 
 
+@pytest.mark.long
+def test_a_command_that_starts_again_finds_nothing_that_it_gave_before(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; os.mkdir(sys.argv[1] + '/data'); open('runs', 'a').write('x'); sys.exit(open('runs').read() == 'x')"
+    )
+    stage = f"""\
+[stages.a]
+command = ["python", "-c", {json.dumps(code)}, "{{out}}"]
+gives = ["data"]
+cores = 1
+memory = "100 MiB"
+retries = 1
+"""
+    pipeline = described(tmp_path / "p", stage)
+    done = run(pipeline)
+    assert done.returncode == 0, done.stderr
+    assert (pipeline.root / "runs").read_text() == "xx"
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Weights of an undisturbed run."""

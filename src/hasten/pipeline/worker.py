@@ -13,12 +13,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,8 @@ class Worker:
             extra = self._merge(out, places)
         else:
             extra = {}
+            if stage.command or stage.evaluate:  # it starts from its beginning, and may refuse what an earlier start wrote
+                _remove(out / name for name in stage.gives)
             with self._leased(out, places) as lease:
                 self._command(command_of(self.pipeline, stage, places, out), stage, places, lease)
             if stage.job:
@@ -316,6 +319,14 @@ class Worker:
         with self._leased(out, places) as lease:
             self._measure(file, out / SEQUENTIAL, places, lease)
         return file
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def command_of(pipeline: Pipeline, stage: Stage, places: Mapping[str, Path], out: Path) -> list[str]:
