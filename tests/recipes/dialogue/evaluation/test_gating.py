@@ -14,6 +14,7 @@ import torch
 
 from hasten.core.errors import DataError, JobError
 from hasten.core.gates import Estimate, Gate, Share
+from hasten.data.private.plan import PrivatePlan
 from hasten.recipes.dialogue.evaluation import gating
 from hasten.recipes.dialogue.evaluation.gating import (
     Check,
@@ -27,7 +28,9 @@ from hasten.recipes.dialogue.evaluation.gating import (
 )
 from hasten.recipes.dialogue.evaluation.sets import Item
 from hasten.recipes.dialogue.model import small_model
-from hasten.recipes.dialogue.prepare import TOKENIZER
+from hasten.recipes.dialogue.prepare import TOKENIZER, VALID, prepare
+from hasten.recipes.dialogue.stages import open_stages
+from hasten.recipes.dialogue.synth import write
 from hasten.recipes.dialogue.tokens import ChatTokens, Tokenized, load_tokens
 
 PRIVATE = "Zanzibar"
@@ -205,3 +208,21 @@ def test_voice_consistency_is_judged_by_speaker() -> None:
     found = evaluate(NO_MODEL, NO_MODEL, [voice_consistency(voices, 0.85)]).gates[0]
     assert "zero or not finite" in found["problem"]
     assert not found["passed"]
+
+
+def test_encrypted_conversations_are_read_with_their_plan_only(tmp_path: Path) -> None:
+    write(tmp_path / "source", 150, 3, lambda: None)
+    plan = PrivatePlan.create(tmp_path / "plan")
+    settings: dict[str, Any] = {"num_tokens": 300, "valid_frac": 0.2, "conversion": {"processes": 1}}
+    prepare(tmp_path / "source", tmp_path / "prepared", private=plan, **settings)
+    with pytest.raises(DataError, match="is encrypted"):
+        held_out(tmp_path / "prepared")
+    rows = [row for some in held_out(tmp_path / "prepared", private=plan).values() for row in some]
+    assert len(rows) > 10
+    assert all(len(row.ids) == len(row.mask) and row.mask.any() for row in rows)
+    store = next(iter(open_stages(tmp_path / "prepared" / VALID).values()))
+    name = store.take([0], ["persona_id"])["persona_id"].to_pylist()[0]
+    vault = plan.vault()
+    assert vault.erase(next(f"person-{n:05d}" for n in range(50) if vault.name_of(f"person-{n:05d}") == name))
+    left = [row for some in held_out(tmp_path / "prepared", private=plan).values() for row in some]
+    assert 0 < len(left) < len(rows)

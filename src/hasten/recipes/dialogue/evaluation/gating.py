@@ -288,7 +288,7 @@ def _with_texts(item: Item, last: Callable[[str], str], before: Callable[[str], 
 
 
 def _plain(gate: Gate, result: Share | Estimate | None) -> dict[str, Any]:
-    """Return a result as plain data. Numbers that are not finite are None."""
+    """Return a result as plain data. Numbers that are not finite are None. Hits are left out if the interval was widened."""
     if result is None:
         return {"value": None}
     low, high = result.interval(gate.confidence) if isinstance(result, Share) else (result.low, result.high)

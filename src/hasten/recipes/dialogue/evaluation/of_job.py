@@ -14,6 +14,7 @@ import numpy as np
 
 from hasten.core.files import write_atomically
 from hasten.data import Store
+from hasten.recipes.dialogue.evaluation import gating
 from hasten.recipes.dialogue.evaluation.gating import (
     Check,
     Evaluation,
@@ -23,9 +24,7 @@ from hasten.recipes.dialogue.evaluation.gating import (
     preference,
     voice_consistency,
 )
-from hasten.recipes.dialogue.packing import numbers_of
-from hasten.recipes.dialogue.prepare import VALID, VOICES
-from hasten.recipes.dialogue.stages import open_stages, opened
+from hasten.recipes.dialogue.prepare import VOICES
 from hasten.recipes.dialogue.tokens import Tokenized
 from hasten.recipes.weights import load_weights
 
@@ -72,12 +71,7 @@ def evaluate_weights(job: DialogueJob, weights: Path, folder: Path | None = None
 
 def held_out(job: DialogueJob) -> dict[str, list[Tokenized]]:
     """Return the held-out conversations of each stage, without those of persons who were erased."""
-    rows = dict[str, list[Tokenized]]()
-    for stage, store in open_stages(job.folder / VALID).items():
-        taken = opened(store, job.plan).take(range(len(store)), ["tokens", "loss_mask"])
-        pairs = zip(taken["tokens"], taken["loss_mask"], strict=True)
-        rows[stage] = [Tokenized(numbers_of(ids), numbers_of(mask)) for ids, mask in pairs if ids is not None]
-    return rows
+    return gating.held_out(job.folder, private=job.plan)
 
 
 def _voices(job: DialogueJob) -> dict[str, Any]:
