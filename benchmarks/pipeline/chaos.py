@@ -1,9 +1,9 @@
 """Kill processes of a pipeline at random moments, and compare what its stages give with an undisturbed run.
 
-A pipeline of a data step, three jobs and a merge is run. After a random time one of its processes is killed with SIGKILL:
-the command, the engine, a step of Dagster, a worker, a training, or all of them. The command is started again, until the
-pipeline is complete. The weights of every stage must be those of an undisturbed run, bit for bit, and the record of a stage
-that had ended must not have been written again.
+A pipeline of a data step, three jobs and a merge is run. After random times one of its processes is killed with SIGKILL:
+the command, the engine, a step of Dagster, a worker, a training, or all of them. If the command was killed or gave up, it is
+started again, until the pipeline is complete. The weights of every stage must be those of an undisturbed run, bit for bit,
+and the record of a stage that had ended must not have been written again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from hasten.pipeline.control import state_of
 from hasten.pipeline.description import Pipeline, read_pipeline
 
 KILLS = int(os.environ.get("HASTEN_KILLS", "100"))
+MEAN_S = 5.0
+"""Mean time between kills. A process with torch needs about half of it to start."""
 KINDS = {
     "command": "hasten -q pipeline run", "engine": "hasten.pipeline.engine import main",
     "step": "multiprocessing.forkserver", "worker": "-m hasten.pipeline.worker", "training": "-m hasten run",
@@ -47,22 +49,18 @@ def run(found: Mapping[str, Any]) -> dict[str, Any]:
         folder = Path(name)
         whole = _fresh(folder, "whole")
         began = time.monotonic()
-        while _attempt(whole, folder) is None:
-            pass
+        _attempt(whole, folder, order, 0)
         whole_s = time.monotonic() - began
         want = weights(whole)
         while kills.total() < KILLS:
             pipeline = _fresh(folder, f"round{rounds}")
             ended: dict[str, float] = {}
             while True:
-                wait_s = order.uniform(0, 0.4) * whole_s if kills.total() < KILLS else None
-                killed = _attempt(pipeline, folder, order, wait_s)
-                if killed:
-                    kills[killed] += 1
+                kills.update(_attempt(pipeline, folder, order, KILLS - kills.total()))
                 views = state_of(pipeline).views
                 again += sum(views[stage].done.get("ended") != when for stage, when in ended.items())
                 ended = {stage: view.done["ended"] for stage, view in views.items() if view.done}
-                if len(ended) == len(views) and not killed:
+                if len(ended) == len(views):
                     break
             rounds += 1
             wrong += weights(pipeline) != want
@@ -94,20 +92,19 @@ def _fresh(folder: Path, name: str) -> Pipeline:
     return read_pipeline(Path(shutil.copytree(Path(__file__).parent / "stages", folder / name)))
 
 
-def _attempt(
-    pipeline: Pipeline, folder: Path, order: random.Random | None = None, wait_s: float | None = None
-) -> str | None:
-    """Start the command, and kill a process after a while. Returns what was killed; empty if the command ended before."""
+def _attempt(pipeline: Pipeline, folder: Path, order: random.Random, most: int) -> list[str]:
+    """Start the command, and kill processes until it ends, at most so many times. Returns what was killed."""
     environ = {**os.environ, MARK: str(folder / "leases"), "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, "-m", "hasten", "-q", "pipeline", "run", str(pipeline.root)]
+    killed: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ, text=True) as process:
-        killed = ""
-        if order is not None and wait_s is not None:
+        while process.poll() is None and len(killed) < most:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(wait_s)
-            victims = _victims(folder, order)
-            killed = victims[0] if process.poll() is None and victims[1] else ""
-            for pid in victims[1] if killed else []:
+                process.wait(order.expovariate(1 / MEAN_S))
+                break
+            kind, pids = _victims(folder, order)
+            killed += [kind] if pids else []
+            for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         _, errors = process.communicate(timeout=600)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from hasten.pipeline.control import State, history, state_of
 from hasten.pipeline.description import Pipeline, read_pipeline
+from hasten.pipeline.engine import open_instance
 from hasten.pipeline.folder import out_of
 from tests.cli.called import called, printed
 from tests.pipeline.described import command, described
@@ -273,3 +276,36 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     )
     assert "Give both" in called("pipeline", "run", str(pipeline.root), "--reason", "x").stderr
     assert read_pipeline(pipeline.path) == pipeline
+
+
+def test_dagster_sends_nothing(tmp_path: Path) -> None:
+    pipeline = described(tmp_path / "p", command("a"))
+    with open_instance(pipeline, alone=True) as instance:
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+        assert instance.run_storage.get_run_ids() == []
+
+
+@pytest.mark.long
+def test_the_pages_show_the_stages_to_this_machine_only(tmp_path: Path) -> None:
+    pipeline = described(tmp_path / "p", command("a") + command("b", needs="a"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "hasten", "pipeline", "ui", str(pipeline.root), "--port", str(port)]
+    question = json.dumps({"query": "{assetNodes{assetKey{path}}}"}).encode()
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/graphql", question, {"content-type": "application/json"})
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            deadline, answer = time.monotonic() + 90, b""
+            while not answer and time.monotonic() < deadline:
+                try:
+                    answer = urllib.request.urlopen(asked, timeout=60).read()  # noqa: S310 - as above
+                except OSError:
+                    time.sleep(0.5)
+            listening = {item.laddr.ip for item in psutil.Process(process.pid).net_connections() if item.status == "LISTEN"}
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    assert {node["assetKey"]["path"][0] for node in json.loads(answer)["data"]["assetNodes"]} == {"a", "b"}
+    assert listening == {"127.0.0.1"}

@@ -18,8 +18,10 @@ from typing import Any
 from hasten.core.errors import HastenError, MachineError
 from hasten.pipeline.description import Pipeline, PipelineError
 from hasten.pipeline.folder import (
+    ENGINE_ERROR,
     ENGINE_LOCK,
     HISTORY,
+    INCOMPLETE,
     View,
     hold,
     is_held,
@@ -33,9 +35,7 @@ from hasten.pipeline.lease import Need, Totals, need_of, read_totals
 from hasten.pipeline.predict import Overhead, Prediction, Task, predict
 from hasten.pipeline.worker import MACHINE, known_memory
 
-ENGINE, ENGINE_LOG, ENGINE_ERROR = "engine.json", "logs/engine.log", "engine-error.txt"
-INCOMPLETE = 5
-"""Exit status of an engine whose stages did not all end and pass (`hasten.pipeline.engine`, which would load Dagster)."""
+ENGINE, ENGINE_LOG = "engine.json", "logs/engine.log"
 _POLL_S = 0.25
 _FULL_BYTES = 2**20
 _RESTARTS = 3

@@ -22,12 +22,11 @@ from dagster import build_reconstructable_job  # noqa: E402
 from hasten.core.errors import CorruptError, HastenError  # noqa: E402
 from hasten.core.files import write_atomically  # noqa: E402
 from hasten.pipeline.description import Pipeline, Stage, read_pipeline  # noqa: E402
-from hasten.pipeline.folder import NOW, out_of, read_json, stage_folder  # noqa: E402
+from hasten.pipeline.folder import ENGINE_ERROR, INCOMPLETE, NOW, out_of, read_json, stage_folder  # noqa: E402
 from hasten.pipeline.judge import judge  # noqa: E402
 from hasten.pipeline.worker import STOPPED, Worker  # noqa: E402
 
 HOME, JOB = "dagster", "pipeline"
-INCOMPLETE = 5
 UI = "HASTEN_PIPELINE"
 """Environment variable with the description that Dagster's pages show."""
 MODULE = "hasten.pipeline.engine"
@@ -137,5 +136,5 @@ def main(path: str, *selected: str) -> int:
             done = dg.execute_job(job, instance=instance, raise_on_error=False)
             return 0 if done.success else INCOMPLETE
     except HastenError as error:
-        write_atomically(pipeline.work / "engine-error.txt", str(error))
+        write_atomically(pipeline.work / ENGINE_ERROR, str(error))
         return 2

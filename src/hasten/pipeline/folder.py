@@ -27,7 +27,9 @@ from hasten.pipeline.description import Pipeline, Stage
 from hasten.pipeline.inputs import Digests, FileHashes, changes, inputs_of, key_of
 
 DONE, NOW, LATEST, HOLD = "stage.json", "now.json", "latest", ".running"
-ENGINE_LOCK, HISTORY = ".engine", "history.jsonl"
+ENGINE_LOCK, ENGINE_ERROR, HISTORY = ".engine", "engine-error.txt", "history.jsonl"
+INCOMPLETE = 5
+"""Exit status of an engine whose stages did not all end and pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class View:
             return "waits for what it needs"
         if not self.last:
             return "never ended"
-        return "; ".join(changes(self.last["inputs"], self.inputs)) or "what it gave is missing"
+        return "; ".join(changes(self.last["inputs"], self.inputs)) or "what it gave was removed or changed"
 
 
 def stage_folder(pipeline: Pipeline, name: str) -> Path:

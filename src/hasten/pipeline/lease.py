@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hasten.core.files import write_atomically
 from hasten.pipeline.description import PipelineError, Stage
@@ -70,12 +70,10 @@ class Need:
     device_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
-    """What a stage got: numbers of cores and devices, bytes of main memory, bytes of each device."""
+class Lease(NamedTuple):
+    """What a stage got: numbers of cores, bytes of each device, and the open file that holds them."""
 
     cores: tuple[int, ...]
-    memory_bytes: int
     devices: Mapping[int, int]
     handle: int
 
@@ -171,7 +169,7 @@ def take(
             lease = fit(need, totals, others, before=path.name)
             if lease is not None:
                 _write(handle, {"name": name, "need": asdict(need), "cores": lease[0], "devices": lease[1]})
-                return Lease(cores=lease[0], memory_bytes=need.memory_bytes, devices=lease[1], handle=handle)
+                return Lease(*lease, handle)
             _write(handle, {"name": name, "need": asdict(need)})
         names = ", ".join(sorted({str(other["name"]) for _, other in others if "cores" in other}))
         waiting("" if names == told else f"waits for {names or 'earlier requests'}")
