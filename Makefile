@@ -40,7 +40,7 @@ fuzz: setup  ## read damaged files of every format, for ten minutes each (about 
 
 test-tracking: setup  ## test the places for metrics whose packages are large: MLflow, Weights & Biases
 	.ci/install -e '.[tracking]'
-	$(BIN)/python -m pytest -q tests/monitor/test_sinks.py
+	$(BIN)/python -m pytest -q tests/monitor/test_sinks.py tests/pipeline/test_release.py
 
 lint: setup  ## rules, format, types and floors
 	$(BIN)/ruff check

@@ -40,6 +40,7 @@ class Hasten(LazyGroup):
         "checkpoints": ("hasten.cli.checkpoints:checkpoints", "Inspect the checkpoints of a run, and export weights."),
         "mcp": ("hasten.cli.mcp:mcp", "Serve Hasten's verbs as tools for agents."),
         "pipeline": ("hasten.cli.pipeline:pipeline", "Run stages of training as a graph, with gates and exact resumption."),
+        "release": ("hasten.cli.release:release", "Put models into use, with gates, trials, rollback and backups."),
         "runs": ("hasten.cli.runs:runs", "List, show and compare runs, and remove what they no longer need."),
     }
 

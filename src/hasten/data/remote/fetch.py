@@ -98,7 +98,7 @@ class Remote:
     def _opened(self) -> Any:
         with self._guard:
             if self._system is None:
-                self._system, self._root = _open(self.url, self._options)
+                self._system, self._root = open_url(self.url, self._options)
             return self._system
 
 
@@ -115,11 +115,17 @@ def _cut(data: bytes, start: int | None, end: int | None) -> bytes:
     raise OSError(f"received {len(data)} bytes instead of {end - start}")
 
 
-def _open(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+def open_url(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises:
+        DataError: It is not a URL that fsspec can read.
+        MachineError: A package is missing.
+    """
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415  of the extra `remote`
     except ImportError as error:
-        raise MachineError("a store behind a URL needs fsspec: pip install 'hasten[remote]'.") from error
+        raise MachineError("fsspec is missing: pip install 'hasten[remote]'.") from error
     try:
         system, root = url_to_fs(url, skip_instance_cache=True, **options)
     except ImportError as error:
