@@ -178,8 +178,8 @@ def _new_dialogue(
 
     prepare, private = RECIPES["dialogue"].load("prepare"), folders["private"]
     folder = Path(f"{name}-prepared")
-    with narrated() as step:
-        step(f"checking and tokenizing {printable(conversations)}")
+    with narrated() as step, doing_shown(step):
+        step(f"preparing {printable(conversations)}")
         settings: dict[str, Any] = {"stages": stages, "default": stages[0]} if stages else {}
         settings |= {"tokenizer": folders["chat_model"], "voices": folders["voices"]}
         result = prepare.prepare(conversations, folder, private=PrivatePlan.load(private) if private else None, **settings)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hasten.core.doing import doing
 from hasten.core.errors import DataError
 from hasten.data import Store, StoreWriter
 from hasten.data.convert.job import Result
@@ -73,11 +74,13 @@ def prepare(
         raise DataError(f"valid_frac must be between 0 and 1, not {valid_frac}.")
     if (target / TRAIN).exists() or (target / VALID).exists():
         raise DataError(f"{target} is prepared already: use another folder, or delete this one.")
+    doing("checking and converting the conversations")
     result = convert_stages(source, target / TEXT, stages=stages, default=default, private=private, **(conversion or {}))
     partial = target / ".parts"
     try:
         tokens = _tokenizer(target, partial / TOKENIZER, tokenizer, num_tokens, private)
         for part, held_out in ((TRAIN, False), (VALID, True)):
+            doing(f"tokenizing what is {'held out' if held_out else 'trained on'}")
             keep = _part(valid_frac, held_out=held_out)
             tokenize_stages(target / TEXT, partial / part, tokens, keep=keep, private=private)
             _check_any(partial / part, "is held out" if held_out else "is left to train on", valid_frac)
@@ -105,6 +108,7 @@ def _tokenizer(
     if given is not None:
         shutil.copytree(given, folder)
         return load_tokens(folder)
+    doing("training a tokenizer")
     tokens = OwnTokens.train(
         (text for reader in _readers(target / TEXT, private) for text in texts_of(reader)), num_tokens=num_tokens
     )
@@ -119,7 +123,9 @@ def _readers(folder: Path, private: PrivatePlan | None) -> Iterator[Store | Priv
 
 def _write_voices(text: Path, folder: Path, recordings: Path, private: PrivatePlan | None) -> None:
     """Write the embedding of each conversation's recording: `conversation_id`, `persona_id` and `embedding`."""
+    doing("training a network on the voices")
     embedder, settings = trained_embedder(recordings)
+    doing("computing the embeddings of the voices")
     vault, whole = private.vault() if private else None, recordings.resolve()
     rows: list[tuple[str, str | None, Any]] = []
     for reader in _readers(text, private):
