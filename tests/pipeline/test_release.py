@@ -358,18 +358,21 @@ def test_an_entry_without_its_pointer_does_not_count(releases: Releases, runs: l
 
 
 def kill_often(folder: Path, runs: list[Path], kills: int) -> int:
-    """Kill a process that changes releases, at random moments. Return how often a change was in progress."""
+    """Kill two processes that change releases, at random moments. Return how often a change was in progress."""
     context, draw, caught = processes(), random.Random(0), 0
     releases = Releases(folder)
     releases.promote(runs[0])
     for number in range(kills):
         begun = context.Event()
-        process = context.Process(target=change, args=(folder, runs, number, begun))
-        process.start()
+        both = [context.Process(target=change, args=(folder, runs, 2 * number + one, begun)) for one in range(2)]
+        for process in both:
+            process.start()
         assert begun.wait(60)
         time.sleep(draw.random() * 0.1)
-        process.kill()
-        process.join()
+        for process in both:
+            process.kill()
+        for process in both:
+            process.join()
         left = [path for path in folder.rglob("*") if path.name.startswith(".new-") or path.name.endswith(".part")]
         unfinished = len((folder / HISTORY).read_bytes().splitlines()) != releases.pointer.serial
         caught += bool(left) or unfinished
@@ -453,6 +456,25 @@ def test_a_backup_has_everything_and_is_continued(releases: Releases, runs: list
     with pytest.raises(DataError, match="or later ones"):
         backup(releases, url)
     assert not list(tmp_path.rglob("*.part"))
+
+
+@FORKS
+def test_a_backup_that_is_killed_is_the_earlier_or_the_new_one(releases: Releases, runs: list[Path], tmp_path: Path) -> None:
+    backup(releases, str(tmp_path / "backup"))
+    releases.promote(runs[1])
+    draw, got = random.Random(0), set[int]()
+    for number in range(12):
+        there = tmp_path / f"backup-{number}"
+        shutil.copytree(tmp_path / "backup", there)
+        process = processes().Process(target=backup, args=(releases, str(there)))
+        process.start()
+        time.sleep(draw.random() * 0.04)
+        process.kill()
+        process.join()
+        got.add(restore(str(there), tmp_path / f"restored-{number}").pointer.serial)
+        backup(releases, str(there))
+        assert restore(str(there), tmp_path / f"again-{number}").pointer == releases.pointer
+    assert got <= {1, 2}
 
 
 @pytest.mark.slow
