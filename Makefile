@@ -79,7 +79,7 @@ chaos: setup  ## kill runs at random moments and compare what they end with (QUI
 bench-pipeline: setup  ## measure what pipelines add to a stage, and how well their time is predicted
 	$(BIN)/python -m benchmarks pipeline --part added parallel
 
-chaos-pipeline: setup  ## kill processes of a pipeline a hundred times, and compare what its stages give (about 25 minutes)
+chaos-pipeline: setup  ## kill processes of a pipeline a hundred times, and compare what its stages give (ten minutes)
 	$(BIN)/python -m benchmarks pipeline --part chaos --again
 
 docs: setup  ## write the tables of README.md, and build the documentation site in site/

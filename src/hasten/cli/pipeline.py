@@ -127,7 +127,9 @@ def explain(file: FileArgument = HERE, json: JsonOption = None) -> None:
         view, need = state.views[name], needs[name]
         say("")
         say(Text.assemble((name, "bold"), f"  {_what(stage)}"))
-        say(f"  {'not run again' if name not in selected else 'would run'}: {view.why}")
+        said = {"ended": "not run again", "refused": "not run again, and did not pass", "blocked": "blocked"}
+        waits = ", ".join(other for other in stage.needs if state.words(other) != "ended")
+        say(f"  {said.get(state.words(name), 'would run')}: {f'after {waits}' if waits else view.why}")
         whole_memory = stage.memory is None and need.memory_bytes == totals.memory_bytes
         where = "stated" if stage.memory is not None else "not known, so all of it" if whole_memory else "measured"
         devices = f", {need.devices} device{'s' if need.devices > 1 else ''}" if need.devices else ""
@@ -138,7 +140,8 @@ def explain(file: FileArgument = HERE, json: JsonOption = None) -> None:
         else:
             say("  has not been measured: its time is unknown")
         for one in state.judged.get(name, []):
-            say(f"  gate {one.name}: {'; '.join(one.words)}" + (f" (overridden: {one.reason})" if one.reason else ""))
+            for words in (*one.words, *([f"overridden: {one.reason}"] if one.reason else [])):
+                say(f"  gate {one.name}: {words}")
     say("")
     for line in _prediction_words(described, state, totals, selected):
         say(line)
@@ -250,7 +253,6 @@ def _detail(described: Pipeline, state: State, name: str) -> str:
 def _say_end(described: Pipeline, state: State, began: float) -> None:
     """Print how a run ended, and exit with 1 if it is not complete."""
     from hasten.pipeline.control import history
-    from hasten.pipeline.folder import log_of
 
     for line in _lines(described, state):
         say(line)
@@ -266,10 +268,8 @@ def _say_end(described: Pipeline, state: State, began: float) -> None:
     for name, view in state.views.items():
         words = state.words(name)
         if words in ("failed", "killed", "stopped"):
-            todo = "Correct it, and run again" if words == "failed" else "Continue with hasten pipeline resume"
-            say_error(
-                f"{view.now.get('error') or f'stage {name} was killed.'} {todo}; its output: {log_of(described, name)}"
-            )
+            todo = "Correct it, and run again." if words == "failed" else "Continue with hasten pipeline resume."
+            say_error(f"{view.now.get('error') or f'stage {name} was killed.'} {todo}")
         for one in state.judged.get(name, []):
             if not one.passed:
                 say_error(
@@ -326,11 +326,12 @@ def _prediction_words(described: Pipeline, state: State, totals: Totals, selecte
             f"Of it, Dagster: {added.start_s + added.end_s:.1f} s a run and {added.stage_s:.1f} s a stage "
             f"(median of {added.runs} runs here)."
         )
-    if whole.seconds > 0.95 * whole.sequential_s and _branches(described):
+    if whole.seconds > 0.95 * whole.sequential_s and _branches(described, selected or list(described.stages)):
         why = "there is no device for each" if not totals.devices else "each takes the devices that the other needs"
         yield f"Parallel branches save nothing here: {why}, and they share {cores_words(len(totals.cores))}."
 
 
-def _branches(described: Pipeline) -> bool:
-    """Whether two stages could run at the same time."""
-    return any(len(described.upstream(stage)) < place for place, stage in enumerate(described.stages.values()))
+def _branches(described: Pipeline, names: Sequence[str]) -> bool:
+    """Whether two of these stages, in their order, could run at the same time."""
+    before = [set(described.upstream(described.stages[name])) & set(names) for name in names]
+    return any(len(needed) < place for place, needed in enumerate(before))
