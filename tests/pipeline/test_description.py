@@ -68,6 +68,8 @@ def test_what_follows_from_the_kind_is_added(tmp_path: Path) -> None:
         (JOB.format("a") + 'gives = ["x", "x/y"]\n', "makes x/y twice"),
         (JOB.format("a") + 'env = { X = "{b}" }\n', "stages.a: {b} in '{b}' is not known. Add 'b' to its needs"),
         ('[stages.a]\njob = "none.py:Stage"\n', "stages.a.job: there is no 'none.py'"),
+        ('[stages.a]\njob = "no.such:Stage"\n', "stages.a: no module named 'no.such' can be found"),
+        (JOB.format("a") + 'plan = "source.txt"\n', "stages.a: source.txt is not valid TOML"),
         ('[stages.a]\njob = "stages"\n', "stages.a.job: is 'stages'"),
         ('[stages.a]\nscript = "none.py"\n', "stages.a.script: there is no 'none.py'"),
         (command("a", needs="b") + command("b", needs="a"), "in a circle: "),

@@ -17,6 +17,7 @@ A stage writes into a folder of its own, `{out}`. The folder of a stage that it 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import re
 import shlex
@@ -33,6 +34,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hasten.core.errors import HastenError
 from hasten.core.gates import Gate
+from hasten.core.plan_file import read_plan_text, read_tables
 
 FILE, SCHEMA = "pipeline.toml", 1
 WORK = "hasten-pipeline"
@@ -333,6 +335,25 @@ def filled(texts: Iterable[str], places: Mapping[str, Path]) -> list[str]:
     return [_PLACE.sub(lambda match: str(places.get(match[1], match[0])), text) for text in texts]
 
 
+def module_file(root: Path, name: str) -> Path:
+    """Return the file of a module, in the folder of the pipeline or installed. It is not run.
+
+    Raises:
+        PipelineError: It cannot be found.
+    """
+    local = root.joinpath(*name.split("."))
+    for file in (local.with_suffix(".py"), local / "__init__.py"):
+        if file.is_file():
+            return file
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        raise PipelineError(f"no module named {name!r} can be found from {root}. Correct the name, or install it.")
+    return Path(spec.origin)
+
+
 def _stage(path: Path, name: str, table: Any) -> Stage:
     try:
         return Stage.model_validate({**table, "name": name} if isinstance(table, dict) else table)
@@ -351,7 +372,7 @@ def _stage(path: Path, name: str, table: Any) -> Stage:
 
 
 def _check_places(path: Path, stage: Stage, stages: Mapping[str, Stage]) -> None:
-    """Check the stages, placeholders and files that a stage names."""
+    """Check the stages and placeholders that a stage names, and then its files."""
     where = f"{path.name}: stages.{stage.name}"
     for name in stage.needs:
         if name not in stages:
@@ -364,11 +385,24 @@ def _check_places(path: Path, stage: Stage, stages: Mapping[str, Stage]) -> None
                     f"{where}: {{{name}}} in {text!r} is not known. Add {name!r} to its needs, or use one of "
                     f"{', '.join(sorted(allowed))}."
                 )
+    _check_files(path, stage, where)
+
+
+def _check_files(path: Path, stage: Stage, where: str) -> None:
+    """Check the files, the module and the plan that a stage names."""
     files = {"plan": stage.plan, "baseline": stage.baseline, "script": stage.script}
-    files["job"] = file if (file := (stage.job or "").rpartition(":")[0]).endswith(".py") else None
+    module = (stage.job or "").rpartition(":")[0]
+    files["job"] = module if module.endswith(".py") else None
     for key, named in [*files.items(), *(("reads", name) for name in stage.reads)]:
         if named and (".." in Path(named).parts or not (path.parent / named).exists()):
             raise PipelineError(f"{where}.{key}: there is no {named!r} in {path.parent}. Correct the name.")
+    try:
+        if module and not files["job"]:
+            module_file(path.parent, module)
+        if stage.plan:
+            read_tables(read_plan_text(path.parent / stage.plan), where=stage.plan)
+    except HastenError as error:
+        raise PipelineError(f"{where}: {error}") from error
 
 
 def _check_branches(pipeline: Pipeline, stage: Stage) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from hasten.core.errors import DataError
 from hasten.core.files import write_atomically
-from hasten.pipeline.description import Pipeline, PipelineError, Stage
+from hasten.pipeline.description import Pipeline, Stage, module_file
 
 Digests = dict[str, str]
 
@@ -81,7 +80,6 @@ def inputs_of(pipeline: Pipeline, stage: Stage, given: Mapping[str, Digests], ha
 
     Raises:
         DataError: A file cannot be read.
-        PipelineError: The module of a job cannot be found.
     """
     # Neither what it leases nor, but for a merge, its gates change what a stage gives.
     apart = {"name", "needs", "cores", "memory", "device_memory", "retries", "env", *([] if stage.merge else ["gates"])}
@@ -116,7 +114,7 @@ def _code_of(root: Path, stage: Stage) -> set[Path]:
     words = stage.judge if stage.merge else stage.words
     if stage.job:
         where = stage.job.rpartition(":")[0]
-        file = root / where if where.endswith(".py") else _module_file(root, where)
+        file = root / where if where.endswith(".py") else module_file(root, where)
         return set(_with_imports(file))
     found: set[Path] = set()
     for place, word in enumerate(words):
@@ -127,21 +125,6 @@ def _code_of(root: Path, stage: Stage) -> set[Path]:
         if file.is_file():
             found |= set(_with_imports(file)) if file.suffix == ".py" else {file}
     return found
-
-
-def _module_file(root: Path, name: str) -> Path:
-    """Return the file of a module, in the folder of the pipeline or installed. It is not run."""
-    local = root.joinpath(*name.split("."))
-    for file in (local.with_suffix(".py"), local / "__init__.py"):
-        if file.is_file():
-            return file
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.origin:
-        raise PipelineError(f"no module named {name!r} can be found from {root}. Correct the job, or install the package.")
-    return Path(spec.origin)
 
 
 def _with_imports(file: Path) -> Iterator[Path]:
