@@ -131,7 +131,10 @@ def explain(file: FileArgument = HERE, json: JsonOption = None) -> None:
         waits = ", ".join(other for other in stage.needs if state.words(other) != "ended")
         say(f"  {said.get(state.words(name), 'would run')}: {f'after {waits}' if waits else view.why}")
         whole_memory = stage.memory is None and need.memory_bytes == totals.memory_bytes
-        where = "stated" if stage.memory is not None else "not known, so all of it" if whole_memory else "measured"
+        unknown = (
+            "at most: hasten size is asked at the start" if stage.job and not stage.devices else "not known, so all of it"
+        )
+        where = "stated" if stage.memory is not None else unknown if whole_memory else "measured"
         devices = f", {need.devices} device{'s' if need.devices > 1 else ''}" if need.devices else ""
         say(f"  leases {cores_words(need.cores)}{devices}, {bytes_words(need.memory_bytes)} ({where})")
         if view.last:
