@@ -61,7 +61,8 @@ bench-data: setup  ## measure the data layer against the libraries people use
 	.ci/install --no-deps litdata
 	$(BIN)/python -m benchmarks data
 
-bench-dialogue: setup  ## measure what the dialogue recipe is made of, in parts
+bench-dialogue: setup  ## measure what the dialogue recipe is made of, in parts; HASTEN_DATA names the data
+	.ci/install -e '.[dialogue,private,bench-dialogue]'
 	$(BIN)/python -m benchmarks dialogue
 
 bench-datacube: setup  ## measure the datacube recipe against the usual way, in parts

@@ -256,6 +256,8 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_rival": lambda found: groundtruth.rival(found["groundtruth"]),
     "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
+    "dialogue_goals": lambda found: dialogue.goals(found["dialogue"]),
+    "dialogue_ways": lambda found: dialogue.ways(found["dialogue"]),
     "identifiers": lambda found: dialogue.identifiers(found["dialogue"]),
     "in_scripts": catalogue.in_scripts,
     "size_jobs": lambda found: size_tables.jobs(found["size"]),

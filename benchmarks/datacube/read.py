@@ -9,14 +9,12 @@ float64 that is rounded once.
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import h5py
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 import xarray
 
+from benchmarks.turns import in_turns, most_memory
 from hasten.data.cube.cf import Packing
 from hasten.data.cube.open import open_cube
 
@@ -173,17 +172,6 @@ def _decode(count: int) -> dict[str, Any]:
     return {"values": CODES, "largest_difference": differences, "seconds": in_turns(ways, count)}
 
 
-def in_turns(ways: Mapping[str, Callable[[], None]], count: int) -> dict[str, list[float]]:
-    """Return the seconds of each way, measured once a round in random order, after one round that is dropped."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(count + 1):
-        for name in random.sample(list(ways), len(ways)):
-            begun = perf_counter()
-            ways[name]()
-            seconds[name].append(perf_counter() - begun)
-    return {name: values[1:] for name, values in seconds.items()}
-
-
 def _has(package: str) -> bool:
     from importlib.util import find_spec  # noqa: PLC0415  only here
 
@@ -193,12 +181,6 @@ def _has(package: str) -> bool:
 def _peak(path: Path) -> int:
     command = [sys.executable, "-m", "benchmarks.datacube.read", str(path)]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def most_memory() -> int:
-    """Return the most memory that this process has had, in bytes. Unlike `ru_maxrss`, it is not inherited."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _print_peak(path: Path) -> None:

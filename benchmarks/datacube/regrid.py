@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.datacube.read import most_memory
+from benchmarks.turns import most_memory
 from hasten.data.cube.fields import Fields
 from hasten.data.cube.open import open_cube
 from hasten.data.cube.regrid import Grid, regridder

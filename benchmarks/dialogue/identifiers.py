@@ -13,9 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from statistics import median
-from time import perf_counter
 from typing import Any
 
+from benchmarks.turns import goal, in_turns, times
 from hasten.data.private import identifiers
 from hasten.data.private.identifiers import Identifiers
 
@@ -45,23 +45,16 @@ def run(_found: Mapping[str, Any]) -> dict[str, Any]:
         "Hasten": lambda: [fast.replaced(text) for text in texts],
         "loop of re": lambda: [slow(text) for text in texts],
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 1):
-        for name in draw.sample(list(ways), len(ways)):
-            begun = perf_counter()
-            ways[name]()
-            if turn:
-                seconds[name].append(perf_counter() - begun)
+    seconds = in_turns(ways, TURNS)
     found = _found_in(fast, talks)
     num_bytes = sum(len(text.encode()) for text in texts)
-    ratio = median(theirs / ours for ours, theirs in zip(*seconds.values(), strict=True))
-    seen = {"speed": round(ratio, 2), "recall": found["recall"]}
+    seen = {"speed": times(seconds["loop of re"], seconds["Hasten"]), "recall": found["recall"]}
     return {
         "bytes": num_bytes,
         "bytes_per_s": {name: num_bytes / median(values) for name, values in seconds.items()},
         **found,
         "seconds": seconds,
-        "goals": {name: {"goal": goal, "seen": seen[name], "reached": seen[name] >= goal} for name, goal in GOALS.items()},
+        "goals": {name: goal(least, seen[name]) for name, least in GOALS.items()},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 
@@ -20,3 +21,38 @@ def identifiers(result: Mapping[str, Any]) -> str:
         ("replacements that meet an identifier", f"{part['precision']:.1%}"),
     ]
     return "\n".join(["| measured | |", "|---|---|", *(f"| {name} | {words} |" for name, words in rows)])
+
+
+def goals(result: Mapping[str, Any]) -> str:
+    """Return each goal with what was seen, and which are missed."""
+    lines = ["| measured | goal | seen | |", "|---|---|---|---|"]
+    for name, goal in result["goals"].items():
+        words = (_figure(goal[key]) for key in ("goal", "seen"))
+        lines.append(f"| {name} | {' | '.join(words)} | {'' if goal['reached'] else 'missed'} |")
+    return "\n".join([*lines, "", f"Measured on {result['machine']}."])
+
+
+def ways(result: Mapping[str, Any]) -> str:
+    """Return the median seconds of each way, for the parts that were measured."""
+    rows = []
+    for name, part in result["parts"].items():
+        for case, seconds in _cases(part):
+            cells = ", ".join(f"{way} {median(values):.3g} s" for way, values in seconds.items())
+            rows.append(f"| {name}{case and f', {case}'} | {cells} |")
+    return "\n".join(["| part | median of each way |", "|---|---|", *rows])
+
+
+def _cases(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, list[float]]]]:
+    """Return the measurements of a part whose ways took turns."""
+    if "digits" in part:
+        return [(case, part[case]["seconds"]) for case in ("digits", "hour")]
+    if "kinds" in part:
+        return [(f"{kind} {form}", one["seconds"][form]) for kind, one in part["kinds"].items() for form in one["seconds"]]
+    seconds = part.get("seconds", {})
+    return [("", seconds)] if seconds and all(isinstance(values, list) for values in seconds.values()) else []
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, str):
+        return value.replace("_", " ")
+    return f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value:.4g}"
