@@ -1,5 +1,7 @@
 """`python -m benchmarks dialogue`: what the dialogue recipe is made of, part by part, kept without `--again`.
 
+packing       a training step on packed conversations against padding and against the packing of TRL
+job           `hasten demo dialogue`, and updates of both forms with adapters and on preferences
 identifiers   replacing identifiers in text against a loop of Python's `re`, and how many of those planted are found
 scan          counting all patterns in conversations against loops of Python's `re`
 reports       ten reports on growing conversations against scanning all again
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from benchmarks import in_parts
 
-PARTS = ("identifiers", "scan", "reports", "log_mel", "similarity", "streaming", "monitor")
+PARTS = ("packing", "job", "identifiers", "scan", "reports", "log_mel", "similarity", "streaming", "monitor")
 
 
 def main(arguments: list[str]) -> None:
