@@ -10,11 +10,11 @@ from hasten.recipes.dialogue.synth import DrawnTalks
 class DrawnCounsel(DialogueJob):
     """Supervised training of a small model on generated conversations."""
 
-    width = 64
+    width = 96
     depth = 2
     batch_size = 2
-    row_tokens = 512
-    drawn = DrawnTalks(count=1000)
+    row_tokens = 1024
+    drawn = DrawnTalks(count=700)
 
 
 class NaiveDrawnCounsel(NaiveDialogueJob, DrawnCounsel):
