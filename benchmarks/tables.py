@@ -79,6 +79,8 @@ def summary(found: Found) -> str:
         rows.append(("recipes: object detection and text detection", recipes.headline(trained), trained))
     if gridded := found.get("datacube"):
         rows.append(("gridded data: reading, regridding, physics, forecasting", datacube.headline(gridded), gridded))
+    if spoken := found.get("dialogue"):
+        rows.append(("conversations: packing, scanning, voices, private data", dialogue.headline(spoken), spoken))
     if not rows:
         return ""
     machines = [result["machine"] for _, _, result in rows]
@@ -256,6 +258,8 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "groundtruth_rival": lambda found: groundtruth.rival(found["groundtruth"]),
     "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
     "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
+    "dialogue_packing": lambda found: dialogue.packing(found["dialogue"]),
+    "dialogue_steps": lambda found: dialogue.steps(found["dialogue"]),
     "dialogue_goals": lambda found: dialogue.goals(found["dialogue"]),
     "dialogue_ways": lambda found: dialogue.ways(found["dialogue"]),
     "identifiers": lambda found: dialogue.identifiers(found["dialogue"]),

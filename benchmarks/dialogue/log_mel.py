@@ -42,9 +42,7 @@ BUDGET_BYTES = 2**27
 Sound = npt.NDArray[np.float32]
 
 
-def run(
-    _found: Mapping[str, Any], count: int = DIGITS, seconds: int = HOUR_S, rounds: int = ROUNDS
-) -> dict[str, Any]:
+def run(_found: Mapping[str, Any], count: int = DIGITS, seconds: int = HOUR_S, rounds: int = ROUNDS) -> dict[str, Any]:
     """Measure the digits and the hour.
 
     Args:
@@ -70,7 +68,9 @@ def run(
 def _digits(count: int, rounds: int) -> dict[str, Any]:
     sounds, source = _recordings(count)
     tensors = [torch.from_numpy(sound)[None] for sound in sounds]
-    difference = _same([log_mel(one, SPEECH.rate, SPEECH)[0].numpy() for one in tensors], [theirs(one, SPEECH) for one in sounds])
+    difference = _same(
+        [log_mel(one, SPEECH.rate, SPEECH)[0].numpy() for one in tensors], [theirs(one, SPEECH) for one in sounds]
+    )
 
     def ours() -> None:
         for one in tensors:

@@ -120,7 +120,10 @@ def batch_texts(job: DrawnCounsel) -> list[list[str]]:
         store.take(range(len(store)), ["conversation_id"])["conversation_id"].to_pylist()
         for store in open_stages(job.folder / TRAIN).values()
     ]
-    rows = [["\n".join(texts[names[stage][number]]) for stage, number, *_ in data.pieces(row).tolist()] for row in range(len(data))]
+    rows = [
+        ["\n".join(texts[names[stage][number]]) for stage, number, *_ in data.pieces(row).tolist()]
+        for row in range(len(data))
+    ]
     size = job.batch_size
     return [[text for row in rows[start : start + size] for text in row] for start in range(0, len(rows), size)]
 

@@ -42,6 +42,37 @@ def ways(result: Mapping[str, Any]) -> str:
     return "\n".join(["| part | median of each way |", "|---|---|", *rows])
 
 
+def packing(result: Mapping[str, Any]) -> str:
+    """Return the time of a training step on the same conversations, and the share of padding, of each way."""
+    part = result["parts"]["packing"]
+    words = {"padded": f"padded to {part['row']:,} tokens", "longest": "padded to the longest of the batch"}
+    words |= {"TRL": "packed by TRL, masked by Transformers", "Hasten": "packed by Hasten"}
+    lines = ["| | step | Hasten is faster | padding |", "|---|---|---|---|"]
+    for name, way in words.items():
+        padding = part["share_of_padding"].get(name)
+        cells = f"{median(part['seconds'][name]):.2f} s | {part['ratio'][name]:.1f}x"
+        lines.append(f"| {way} | {cells} | {'' if padding is None else f'{padding:.1%}'} |")
+    return "\n".join(lines)
+
+
+def steps(result: Mapping[str, Any]) -> str:
+    """Return the time of some updates of both forms of each job."""
+    lines = ["| job | naive | Hasten | faster | largest difference of losses |", "|---|---|---|---|---|"]
+    for name, step in result["parts"]["job"]["steps"].items():
+        naive, ours = (median(step["seconds"][way]) for way in ("naive", "Hasten"))
+        off = step["relative_difference_of_losses"]
+        lines.append(f"| {name} | {naive:.2f} s | {ours:.2f} s | {step['ratio']:.1f}x | {off:.0e} |")
+    return "\n".join(lines)
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """Return one line for the summary: the job, and the goals that were missed."""
+    job = result["parts"]["job"]["evidence"]["final"]
+    missed = [name for name, goal in result["goals"].items() if not goal["reached"]]
+    words = f"the supervised job **{job['ratio']:.2f}x** faster ({job['low']:.2f} to {job['high']:.2f})"
+    return f"{words}; missed: {', '.join(missed) or 'nothing'}"
+
+
 def _cases(part: Mapping[str, Any]) -> list[tuple[str, Mapping[str, list[float]]]]:
     """Return the measurements of a part whose ways took turns."""
     if "digits" in part:

@@ -26,5 +26,5 @@ def test_small_parts_run_and_have_rows_in_the_tables() -> None:
 
 def test_features_are_compared_with_librosa() -> None:
     pytest.importorskip("librosa")
-    found = log_mel._digits(5, 1)  # noqa: SLF001 - the long sound takes processes of their own
+    found = log_mel._digits(5, 1)
     assert 0 < found["largest_difference"] < log_mel.TOLERANCE

@@ -112,7 +112,7 @@ def drill(url: str, **options: Any) -> dict[str, int]:
 
 @contextmanager
 def _storage(url: str, options: dict[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Open the storage behind a URL, and turn its errors into one of ours."""
+    """Open the storage behind a URL, and turn its errors into those of Hasten."""
     from hasten.data.remote.fetch import open_url  # noqa: PLC0415 - of the extra `remote`
 
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +28,8 @@ from hasten.recipes.dialogue.prepare import VOICES
 from hasten.recipes.dialogue.tokens import Tokenized
 from hasten.recipes.weights import load_weights
 
-if TYPE_CHECKING:
-    from hasten.recipes.dialogue.job import DialogueJob
 
-
-def checks_of(job: DialogueJob) -> list[Check]:
+def checks_of(job: Any) -> list[Check]:
     """Return the gates of a job.
 
     Raises:
@@ -47,7 +44,7 @@ def checks_of(job: DialogueJob) -> list[Check]:
     return checks
 
 
-def evaluate_weights(job: DialogueJob, weights: Path, folder: Path | None = None) -> Evaluation:
+def evaluate_weights(job: Any, weights: Path, folder: Path | None = None) -> Evaluation:
     """Evaluate weights of a job on its gates.
 
     Args:
@@ -69,12 +66,12 @@ def evaluate_weights(job: DialogueJob, weights: Path, folder: Path | None = None
     return made
 
 
-def held_out(job: DialogueJob) -> dict[str, list[Tokenized]]:
+def held_out(job: Any) -> dict[str, list[Tokenized]]:
     """Return the held-out conversations of each stage, without those of persons who were erased."""
     return gating.held_out(job.folder, private=job.plan)
 
 
-def _voices(job: DialogueJob) -> dict[str, Any]:
+def _voices(job: Any) -> dict[str, Any]:
     """Return the embeddings of each person, `[recordings, size]`."""
     store = Store(job.folder / VOICES)
     reader = job.plan.open(store, role="owner") if job.plan else store
