@@ -1,10 +1,10 @@
 """Measure log-mel features against librosa, in turns: spoken digits, and an hour of sound.
 
-The digits are `fsdd/recordings` in the folder named by HASTEN_DATA, else next to the checkout, else generated: 8 kHz and about
-half a second each. They are decoded beforehand. The hour is a FLAC file of generated sound at 16 kHz. Here reading it counts,
-and each way runs in a process of its own, which reports the growth of its peak memory: Hasten reads it in blocks, `librosa`
-at once, and `librosa in pieces` a minute at a time (its features differ where the pieces meet). `one thread` is as in a
-loader's worker.
+The digits are `fsdd/recordings` in the folder named by HASTEN_DATA, else next to the checkout, else generated: 8 kHz and
+about half a second each. They are decoded beforehand. The hour is a FLAC file of generated sound at 16 kHz. Here reading it
+counts, and each way runs in a process of its own, which reports the growth of its peak memory: Hasten reads it in blocks,
+`librosa` at once, and `librosa in pieces` a minute at a time (its features differ where the pieces meet). `one thread` is
+as in a loader's worker.
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ def _recordings(count: int) -> tuple[list[Sound], str]:
 def theirs(sound: Sound, settings: MelSettings) -> Sound:
     """Return the features by librosa, `[frames, mels]`."""
     librosa: Any = import_module("librosa")  # its types are incomplete
-    power = librosa.feature.melspectrogram(
-        y=sound, sr=settings.rate, n_fft=settings.window, hop_length=settings.hop, n_mels=settings.num_mels, pad_mode="constant"
-    )  # fmt: skip
+    sizes = {"n_fft": settings.window, "hop_length": settings.hop, "n_mels": settings.num_mels}
+    power = librosa.feature.melspectrogram(y=sound, sr=settings.rate, pad_mode="constant", **sizes)
     logs: Sound = np.log(np.maximum(power, settings.floor)).T
     return logs
 

@@ -1,6 +1,7 @@
 """Measure a training that counts the mentions of groups in its batches: beside it by `BiasMonitor`, and inline, in turns.
 
-One loop trains `DrawnCounsel`, and each turn starts it again from its first batch. After each update the texts of the batch are
+One loop trains `DrawnCounsel`, and each turn starts it again from its first batch. After each update the texts of the batch
+are
 
 without             not looked at
 monitor             put to the monitor, whose worker process counts them
@@ -28,7 +29,6 @@ from hasten.recipes.dialogue.bias.monitor import BiasMonitor
 from hasten.recipes.dialogue.bias.patterns import load_patterns
 from hasten.recipes.dialogue.bias.scan import Counts, Scanner
 from hasten.recipes.dialogue.demo import DrawnCounsel
-from hasten.recipes.dialogue.packing import PackedConversations
 from hasten.recipes.dialogue.prepare import TEXT, TRAIN
 from hasten.recipes.dialogue.stages import open_stages
 from hasten.train.build import build
@@ -110,9 +110,8 @@ def run(_found: Mapping[str, Any], turn_s: float = TURN_S, turns: int = TURNS) -
 
 def batch_texts(job: DrawnCounsel) -> list[list[str]]:
     """Return the texts of the conversations in each batch of an epoch."""
-    data = job.train_data()
-    assert isinstance(data, PackedConversations)
-    texts = {}
+    data = job.train_rows
+    texts: dict[str, list[str]] = {}
     for store in open_stages(job.folder / TEXT).values():
         columns = store.take(range(len(store)), ["conversation_id", "contents"])
         texts.update(zip(columns["conversation_id"].to_pylist(), columns["contents"].to_pylist(), strict=True))

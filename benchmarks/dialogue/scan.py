@@ -4,7 +4,7 @@ Conversations are generated, and a sentence with words of the patterns is plante
 same words in lower-cased text and return the same counts:
 
 loop of re       one compiled pattern after another
-alternation      one pattern that is the alternation of all words; matches that overlap others are missed, as is told
+alternation      one pattern that is the alternation of all words; matches that overlap others are missed, as is reported
 
 The loop is slow, so that each round measures all ways on one part of the conversations. Hasten is also measured on all.
 """
