@@ -2,7 +2,7 @@
 
 Rows are unit vectors, generated in two ways: `speakers` lie around 1,000 centres, as voices do, and `scattered` point
 anywhere, the hardest case for an approximate index. All rivals have their rows normalised, or their index made, beforehand.
-NumPy and faiss (flat) are exact; usearch (HNSW) is approximate, and its recall is reported. Queries are given all at once, and
+NumPy and faiss (flat) are exact; usearch (HNSW) is approximate, and its recall is reported. Queries are given all at once, or
 one at a time.
 """
 
