@@ -2,8 +2,8 @@
 
 Rows are unit vectors, generated in two ways: `speakers` lie around 1,000 centres, as voices do, and `scattered` point
 anywhere, the hardest case for an approximate index. All rivals have their rows normalised, or their index made, beforehand.
-NumPy and faiss (flat) are exact; usearch (HNSW) is approximate, and its recall is reported. Queries are given at once, or one
-at a time.
+NumPy and faiss (flat) are exact; usearch (HNSW) is approximate, and its recall is reported. Queries are given all at once,
+or one at a time.
 """
 
 from __future__ import annotations
