@@ -34,9 +34,9 @@ from hasten.recipes.dialogue.stages import open_stages
 from hasten.train.build import build
 from hasten.train.loop import Loop
 
-TURN_S, TURNS = 2.0, 12
+TURN_S, TURNS = 2.0, 16
 MOST_COST, LATENCY_SAVED, THROUGHPUT = 0.02, 0.8, 0.3
-"""Largest cost against training without; smallest gains against counting inline by a loop of `re`."""
+"""Largest cost against training without, at the upper end of the interval; smallest gains against a loop of `re`."""
 
 
 def run(_found: Mapping[str, Any], turn_s: float = TURN_S, turns: int = TURNS) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def run(_found: Mapping[str, Any], turn_s: float = TURN_S, turns: int = TURNS) -
         "call_s": calls,
         "seconds": seconds,
         "goals": {
-            "time over training without": {
-                "goal": 1 + MOST_COST, "seen": round(cost.ratio, 4), "reached": cost.ratio <= 1 + MOST_COST
+            "time over training without, upper end": {
+                "goal": 1 + MOST_COST, "seen": round(cost.high, 4), "reached": cost.high <= 1 + MOST_COST
             },
             "batches lost": {"goal": 0, "seen": report.lost, "reached": not report.lost},
             "latency saved, against inline by re": goal(LATENCY_SAVED, saved),
@@ -128,11 +128,14 @@ def batch_texts(job: DrawnCounsel) -> list[list[str]]:
 
 
 def _updates(training: Loop, turn_s: float) -> int:
-    """Return the updates of a turn."""
+    """Return the updates of a turn, from the fastest of some short runs."""
     training.run(5)
-    began = perf_counter()
-    training.run(10)
-    return max(int(turn_s / ((perf_counter() - began) / 10)), 2)
+    taken = []
+    for _ in range(3):
+        began = perf_counter()
+        training.run(5)
+        taken.append((perf_counter() - began) / 5)
+    return max(int(turn_s / min(taken)), 2)
 
 
 def _turn(
