@@ -87,3 +87,31 @@ def test_a_rejected_answer_needs_an_answer_to_compare_with(tmp_path: Path) -> No
             "field 'rejected': the content is not text",
         ]
     )
+
+
+@pytest.mark.parametrize("where", ["tokenize_stages", "_tokenizer"])
+def test_what_was_stopped_is_prepared_by_the_same_call(
+    tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    source = prepared.parent / "source"
+    settings: Any = {"num_tokens": 400, "valid_frac": 0.2, "conversion": {"processes": 1}}
+    monkeypatch.setattr(f"hasten.recipes.dialogue.prepare.{where}", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, tmp_path / "out", **settings)
+    monkeypatch.undo()
+    assert (tmp_path / "out" / TEXT).exists()
+    (tmp_path / "out" / VALID).mkdir()  # as if it was killed between two parts
+    prepare(source, tmp_path / "out", **settings)
+    for part in (TRAIN, VALID):
+        assert rows_of(tmp_path / "out" / part, "conversation_id") == rows_of(prepared / part, "conversation_id")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([TEXT, TOKENIZER, TRAIN, VALID])
+
+
+def test_texts_of_someone_else_are_not_touched(tmp_path: Path, prepared: Path) -> None:
+    (tmp_path / "out" / TEXT / "mine").mkdir(parents=True)
+    with pytest.raises(DataError, match="exists already: use another folder"):
+        prepare(prepared.parent / "source", tmp_path / "out")
+    assert (tmp_path / "out" / TEXT / "mine").exists()

@@ -92,7 +92,7 @@ class Pairs(Dataset[Pair]):
         for number, store in enumerate(self._stores):
             taken = store.take(range(len(store)), ["prompt", "rejected_tokens"])
             pairs = zip(taken["prompt"], taken["rejected_tokens"], strict=True)
-            rows += [(number, row) for row, pair in enumerate(pairs) if all(part is not None for part in map(_value, pair))]
+            rows += [(number, row) for row, pair in enumerate(pairs) if all(map(_is_there, pair))]
         if not rows:
             raise DataError(f"{folder} has no pairs: give conversations with the field 'rejected', a worse last answer.")
         self._rows = rows
@@ -104,7 +104,7 @@ class Pairs(Dataset[Pair]):
         number, row = self._rows[index]
         taken = self._stores[number].take([row], ["tokens", "rejected_tokens", "prompt"])
         chosen, rejected = (numbers_of(taken[name][0]) for name in ("tokens", "rejected_tokens"))
-        prompt = int(_value(taken["prompt"][0]))
+        prompt = int(taken["prompt"][0])
         unknown = np.full(2, np.nan, np.float32)
         known = unknown if self._reference is None else self._reference[index]
         skipped = min(max(len(chosen), len(rejected)) - self._longest, prompt - 1)
@@ -113,9 +113,9 @@ class Pairs(Dataset[Pair]):
         return Pair(better, worse, prompt - first, known)
 
 
-def _value(value: Any) -> Any:
-    """Return a value of a column, plain or of Arrow; None if it is null."""
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+def _is_there(value: Any) -> bool:
+    """Whether a value of a column, plain or of Arrow, is not null."""
+    return bool(value.is_valid) if isinstance(value, pa.Scalar) else value is not None
 
 
 class PreferenceJob(DialogueJob):

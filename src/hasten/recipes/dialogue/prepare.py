@@ -29,6 +29,8 @@ from hasten.recipes.dialogue.voice.embedding import embedding_of, trained_embedd
 
 TEXT, TOKENIZER, TRAIN, VALID, VOICES = "text", "tokenizer", "train", "valid", "voices"
 """Parts of a prepared folder."""
+_BEGUN = ".preparing"
+"""File in a folder whose preparation has not ended."""
 
 
 def prepare(
@@ -72,8 +74,7 @@ def prepare(
     target = Path(folder)
     if not 0 < valid_frac < 1:
         raise DataError(f"valid_frac must be between 0 and 1, not {valid_frac}.")
-    if (target / TRAIN).exists() or (target / VALID).exists():
-        raise DataError(f"{target} is prepared already: use another folder, or delete this one.")
+    begun = _begin(target)
     doing("checking and converting the conversations")
     result = convert_stages(source, target / TEXT, stages=stages, default=default, private=private, **(conversion or {}))
     partial = target / ".parts"
@@ -91,10 +92,33 @@ def prepare(
             (partial / name).rename(target / name)
     except DataError:
         shutil.rmtree(target / TEXT)
+        begun.unlink()
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    begun.unlink()
     return result
+
+
+def _begin(target: Path) -> Path:
+    """Mark a folder as not yet prepared, and remove what an earlier call that was stopped has made; return the mark.
+
+    Raises:
+        DataError: The folder is prepared already, or has texts that are not of such a call.
+    """
+    begun, text = target / _BEGUN, target / TEXT
+    if begun.exists():
+        for name in (".parts", TOKENIZER, VOICES, VALID, TRAIN):
+            shutil.rmtree(target / name, ignore_errors=True)
+        if text.exists() and not (text / ".all").exists():  # else its conversion continues
+            shutil.rmtree(text)
+    elif (target / TRAIN).exists() or (target / VALID).exists():
+        raise DataError(f"{target} is prepared already: use another folder, or delete this one.")
+    elif text.exists():
+        raise DataError(f"{text} exists already: use another folder.")
+    target.mkdir(parents=True, exist_ok=True)
+    begun.touch()
+    return begun
 
 
 def _check_any(folder: Path, what: str, valid_frac: float) -> None:
