@@ -97,13 +97,17 @@ class QueuedSink:
         make: Creates the sink, in the thread.
         say: Called with one message if items are lost.
         loses: Begin of that message.
+        gather_s: If not 0, `write` gets lists: what was put within this time of the first item.
 
     Attributes:
         dropped: Number of items that were not written.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any], say: Callable[[str], None], *, loses: str = "") -> None:
+    def __init__(
+        self, name: str, make: Callable[[], Any], say: Callable[[str], None], *, loses: str = "", gather_s: float = 0.0
+    ) -> None:
         self._make, self._say, self._loses = make, say, loses or f"the sink `{name}` loses windows"
+        self._gather_s = gather_s
         self._waiting: deque[Any] = deque()
         self._changed = threading.Condition()
         self._ends = self._told = False
@@ -163,11 +167,17 @@ class QueuedSink:
             self._changed.wait_for(lambda: bool(self._waiting) or self._ends)
             if not self._waiting:
                 return None
+            if self._gather_s:
+                self._changed.wait_for(lambda: self._ends, self._gather_s)
+                items = list(self._waiting)
+                self._waiting.clear()
+                self._busy = len(items)
+                return items
             self._busy = 1
             return self._waiting.popleft()
 
     def _lose(self, why: str) -> None:
-        self.dropped += 1
+        self.dropped += self._busy
         self._tell(why)
 
     def _tell(self, why: str) -> None:

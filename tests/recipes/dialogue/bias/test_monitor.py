@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from hasten.core.errors import CorruptError, DataError, MachineError
 from hasten.recipes.dialogue.bias.monitor import BiasMonitor, Ranges, _with, read_journal
+from hasten.recipes.dialogue.bias.patterns import BUILT_IN
 from hasten.recipes.dialogue.bias.scan import Scanner
 
 BATCHES = [[f"she and {n} men", "an old woman", ""] * (n % 5 + 1) for n in range(60)]
@@ -85,6 +87,33 @@ def test_dropped_batches_are_reported_and_no_gate_may_decide(tmp_path: Path, mon
     assert report.num_counted + report.lost == 60
     assert len(said) == 1
     assert "loses batches" in said[0]
+
+
+@pytest.mark.slow
+def test_one_batch_that_cannot_be_counted_does_not_lose_those_beside_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    monitor = BiasMonitor(tmp_path, say=said.append)
+    for batch in [*BATCHES[:5], [b"bytes"], *BATCHES[5:]]:
+        monitor.put(batch)  # type: ignore[arg-type]
+    with pytest.raises(MachineError, match="1 batches were lost and 0 wait"):
+        monitor.drain()
+    report = monitor.close()
+    assert (report.counts, report.num_counted, report.lost) == (whole(), 60, 1)
+    assert len(said) == 1
+    assert "batch 5 was not counted: AttributeError" in said[0]
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_by_itself_is_reported_with_its_exit_code(tmp_path: Path) -> None:
+    said: list[str] = []
+    patterns = tmp_path / "patterns.toml"
+    shutil.copy(BUILT_IN, patterns)
+    monitor = BiasMonitor(tmp_path / "counts", say=said.append, patterns=patterns)
+    patterns.write_text("not = [toml")
+    monitor.put(BATCHES[0])
+    report = monitor.close(30)
+    assert (report.num_counted, report.lost) == (0, 1)
+    assert "its worker process ended 3 times, with exit code 1" in said[0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"batches": [[0, 0]], "counts": {}}', '{"batches": [], "counts": {}}'])

@@ -1,8 +1,8 @@
 """Scan texts beside the training, in a process of its own, with exact counts even if that process is killed.
 
-Batches are numbered and wait in a bounded queue. A thread gives them to the worker process one at a time. The worker adds
-the counts to a file, together with the number of the batch, and replaces the file atomically. A batch in flight when the
-worker was killed is given to a new worker, which skips it if the file has it already. The training can be restarted
+Batches are numbered and wait in a bounded queue. Twice a second, a thread gives those that wait to the worker process. It
+adds the counts to a file, together with the numbers of the batches, and replaces the file atomically. Batches in flight when
+the worker was killed are given to a new worker, which skips those that the file has already. The training can be restarted
 likewise: batches that the file has are not counted again, and batches that were never counted are reported.
 """
 
@@ -25,7 +25,11 @@ from hasten.recipes.dialogue.bias.patterns import BUILT_IN, load_patterns
 from hasten.recipes.dialogue.bias.scan import Counts, Scanner
 
 _MOST_STARTS = 3
+_GATHER_S = 0.5
+"""For so long, batches wait for others: writing the file takes longer than counting a batch."""
 _EXIT_S = 5.0
+Item = tuple[int, list[str], float]
+"""Number, texts and time of a batch."""
 Ranges = list[list[int]]
 
 
@@ -76,7 +80,9 @@ class BiasMonitor:
         self._num_put = self._num_done = 0
         self._lags = (0.0, 0.0)
         self._worker = _Worker(self.path, patterns, self._done)
-        self._queue = QueuedSink("bias", lambda: self._worker, say, loses="the bias monitor loses batches")
+        self._queue = QueuedSink(
+            "bias", lambda: self._worker, say, loses="the bias monitor loses batches", gather_s=_GATHER_S
+        )
 
     def put(self, texts: Sequence[str], *, number: int | None = None) -> None:
         """Queue a batch. Returns at once; if 256 batches wait, the oldest is dropped.
@@ -127,46 +133,59 @@ class BiasMonitor:
         self._worker.end()
         return self.report()
 
-    def _done(self, put_s: float) -> None:
-        lag = monotonic() - put_s
+    def _done(self, items: Sequence[Item]) -> None:
+        now = monotonic()
         with self._lock:
-            self._num_done += 1
-            self._lags = (lag, max(lag, self._lags[1]))
+            self._num_done += len(items)
+            self._lags = (now - items[-1][2], max(now - items[0][2], self._lags[1]))
 
 
 class _Worker:
     """The worker process, started again if it is killed."""
 
-    def __init__(self, path: Path, patterns: Path, done: Callable[[float], None]) -> None:
+    def __init__(self, path: Path, patterns: Path, done: Callable[[Sequence[Item]], None]) -> None:
         self._args, self._done = (path, patterns), done
         self._process: Any = None
         self._pipe: Connection | None = None
         self._ended = False
+        self._last_exit: int | None = None
 
-    def write(self, item: tuple[int, list[str], float]) -> None:
-        """Have a batch counted.
+    def write(self, items: Sequence[Item]) -> None:
+        """Have batches counted. If the worker is killed meanwhile, a new one gets them one at a time.
 
         Raises:
-            MachineError: The worker was killed three times on this batch.
+            MachineError: Some were not counted.
         """
-        number, texts, put_s = item
+        failures = self._count(items)
+        if failures is None:
+            failures = {}
+            for item in items:
+                failures |= self._try(item)
+        if failures:
+            number, why = next(iter(failures.items()))
+            raise MachineError(f"batch {number} was not counted: {why}")
+        self._done(items)
+
+    def _try(self, item: Item) -> dict[int, str]:
         for _ in range(_MOST_STARTS):
-            if self._ended:
-                break
-            try:
-                pipe = self._pipe or self._start()
-                pipe.send((number, texts))
-                failure = pipe.recv()
-            except (EOFError, OSError):
-                self._stop()
-                continue
-            if failure:
-                raise MachineError(f"batch {number} was not counted: {failure}")
-            self._done(put_s)
-            return
-        raise MachineError(
-            f"batch {number} was not counted: its worker process was ended, or was killed {_MOST_STARTS} times"
-        )
+            failures = self._count([item])
+            if failures is not None:
+                return failures
+        exit_words = "was ended" if self._ended else f"ended {_MOST_STARTS} times, with exit code {self._last_exit}"
+        return {item[0]: f"its worker process {exit_words}"}
+
+    def _count(self, items: Sequence[Item]) -> dict[int, str] | None:
+        """Return why batches were not counted, by number; None if the worker process has ended."""
+        if self._ended:
+            return None
+        try:
+            pipe = self._pipe or self._start()
+            pipe.send([item[:2] for item in items])
+            failures: dict[int, str] = pipe.recv()
+        except (EOFError, OSError):
+            self._stop()
+            return None
+        return failures
 
     def close(self) -> None:
         """End the process after its last batch."""
@@ -186,6 +205,7 @@ class _Worker:
             process.join(_EXIT_S)
             process.kill()
             process.join()
+            self._last_exit = process.exitcode
 
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
@@ -204,19 +224,25 @@ def _work(pipe: Connection, path: Path, patterns: Path) -> None:
     ranges, counts = read_journal(path)
     while True:
         try:
-            number, texts = pipe.recv()
+            batches = pipe.recv()
         except (EOFError, OSError, KeyboardInterrupt):
             return
-        failure = ""
+        failures: dict[int, str] = {}
+        new, total = ranges, counts
+        for number, texts in batches:
+            try:
+                if not _has(new, number):
+                    found = scanner.count(texts)
+                    new, total = _with(new, number), found if total is None else total + found
+            except Exception as error:  # noqa: BLE001 - told by its class alone: the message might quote a text
+                failures[number] = type(error).__name__
         try:
-            if not _has(ranges, number):
-                found = scanner.count(texts)
-                new, total = _with(ranges, number), found if counts is None else counts + found
+            if total is not None and new != ranges:
                 write_atomically(path, json.dumps({"batches": new, "counts": json.loads(total.to_json())}))
-                ranges, counts = new, total
-        except Exception as error:  # noqa: BLE001 - told by its class alone: the message might quote a text
-            failure = type(error).__name__
-        pipe.send(failure)
+            ranges, counts = new, total
+        except OSError as error:
+            failures |= {number: f"{path}: {error.strerror}" for number, _ in batches}
+        pipe.send(failures)
 
 
 def read_journal(path: Path) -> tuple[Ranges, Counts | None]:
