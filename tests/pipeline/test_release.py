@@ -395,6 +395,7 @@ def test_killing_the_promoting_process_leaves_releases_that_work(tmp_path: Path,
 
 @FORKS
 @pytest.mark.long
+@pytest.mark.timeout(480)
 def test_killing_it_hundreds_of_times_hits_every_moment(tmp_path: Path, runs: list[Path]) -> None:
     assert kill_often(tmp_path / "releases", runs, 300) > 30
 
@@ -475,6 +476,24 @@ def test_a_backup_that_is_killed_is_the_earlier_or_the_new_one(releases: Release
         backup(releases, str(there))
         assert restore(str(there), tmp_path / f"again-{number}").pointer == releases.pointer
     assert got <= {1, 2}
+
+
+def test_a_backup_killed_in_the_middle_of_a_model_is_the_earlier_one(
+    releases: Releases, runs: list[Path], tmp_path: Path
+) -> None:
+    backup(releases, str(tmp_path / "backup"))
+    first = releases.pointer
+    releases.promote(runs[1])
+    half = tmp_path / "backup" / MODELS / releases.pointer.used
+    half.mkdir()
+    (half / "model.safetensors.part").write_bytes(b"half")
+    restored = restore(str(tmp_path / "backup"), tmp_path / "restored")
+    assert restored.pointer == first
+    assert not restored.path(half.name).exists()
+    backup(releases, str(tmp_path / "backup"))
+    (half / MANIFEST).unlink()  # of a model that is in the backup's history
+    with pytest.raises(CorruptError, match="incomplete"):
+        restore(str(tmp_path / "backup"), tmp_path / "again")
 
 
 @pytest.mark.slow

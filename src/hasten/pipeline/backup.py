@@ -83,7 +83,10 @@ def restore(url: str, folder: str | os.PathLike[str], **options: Any) -> Release
             if not made.pointer.used:
                 raise CorruptError(f"{url} names no model in use: use another backup.")
             names = {str(there).rstrip("/").rpartition("/")[2] for there in system.ls(f"{root}/{MODELS}", detail=False)}
+            known = {one for entry in made.history() for one in entry["pointer"].values()}
             for name in sorted(filter(ID.fullmatch, names)):
+                if name not in known and not system.exists(f"{root}/{MODELS}/{name}/{MANIFEST}"):
+                    continue  # the next backup was killed before it had copied this model
                 _fetch_model(system, f"{root}/{MODELS}/{name}", made.path(name))
             made.verify()
             _ = made.gates  # they can be read
