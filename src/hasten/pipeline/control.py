@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from hasten.core.errors import HastenError, MachineError
+from hasten.core.lock import hold, is_held
 from hasten.pipeline.description import Pipeline, PipelineError
 from hasten.pipeline.folder import (
     ENGINE_ERROR,
@@ -23,8 +23,7 @@ from hasten.pipeline.folder import (
     HISTORY,
     INCOMPLETE,
     View,
-    hold,
-    is_held,
+    check_disk,
     out_of,
     read_json,
     stage_folder,
@@ -37,7 +36,6 @@ from hasten.pipeline.worker import MACHINE, known_memory
 
 ENGINE, ENGINE_LOG = "engine.json", "logs/engine.log"
 _POLL_S = 0.25
-_FULL_BYTES = 2**20
 _RESTARTS = 3
 """How often what was killed is resumed while a command follows it."""
 
@@ -196,13 +194,14 @@ def _engine(
     follow(after)
     if process is None:
         return
+    if process.returncode > 0:
+        check_disk(pipeline)
     if (error := pipeline.work / ENGINE_ERROR).exists():
         words = error.read_text(encoding="utf-8")
         error.unlink()
         raise HastenError(words)
     if process.returncode > 0 and process.returncode != INCOMPLETE:
-        full = " The disk is full." if shutil.disk_usage(pipeline.work).free < _FULL_BYTES else ""
-        raise PipelineError(f"Dagster ended with {process.returncode}.{full} Its output is in {pipeline.work / ENGINE_LOG}.")
+        raise PipelineError(f"Dagster ended with {process.returncode}. Its output is in {pipeline.work / ENGINE_LOG}.")
     _remember(pipeline, after, selected, predicted_s, began)
 
 

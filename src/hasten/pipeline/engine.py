@@ -22,7 +22,7 @@ from dagster import build_reconstructable_job  # noqa: E402
 from hasten.core.errors import CorruptError, HastenError  # noqa: E402
 from hasten.core.files import write_atomically  # noqa: E402
 from hasten.pipeline.description import Pipeline, Stage, read_pipeline  # noqa: E402
-from hasten.pipeline.folder import ENGINE_ERROR, INCOMPLETE, NOW, out_of, read_json, stage_folder  # noqa: E402
+from hasten.pipeline.folder import ENGINE_ERROR, INCOMPLETE, NOW, check_disk, out_of, read_json, stage_folder  # noqa: E402
 from hasten.pipeline.judge import judge  # noqa: E402
 from hasten.pipeline.worker import STOPPED, Worker  # noqa: E402
 
@@ -108,6 +108,7 @@ def open_instance(pipeline: Pipeline, *, alone: bool) -> dg.DagsterInstance:
 
     Raises:
         CorruptError: Its database is damaged. Nothing that stages gave is in it.
+        MachineError: The disk is full.
     """
     home = pipeline.work / HOME
     write_atomically(home / "dagster.yaml", SETTINGS)
@@ -118,6 +119,7 @@ def open_instance(pipeline: Pipeline, *, alone: bool) -> dg.DagsterInstance:
         for run in instance.get_runs(unfinished) if alone else []:
             instance.report_run_failed(run, "its controller was killed")
     except Exception as error:
+        check_disk(pipeline)
         raise CorruptError(
             f"Dagster's records in {home} cannot be used: {str(error).splitlines()[0]}. Move it away and run again: "
             f"what stages gave is kept elsewhere, so nothing is run twice."

@@ -13,21 +13,24 @@ Files alone decide what is done: Dagster's database is a record of what happened
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hasten.core.errors import MachineError
 from hasten.core.files import write_atomically
+from hasten.core.lock import is_held
 from hasten.pipeline.description import Pipeline, Stage
 from hasten.pipeline.inputs import Digests, FileHashes, changes, inputs_of, key_of
 
 DONE, NOW, LATEST, HOLD = "stage.json", "now.json", "latest", ".running"
 ENGINE_LOCK, ENGINE_ERROR, HISTORY = ".engine", "engine-error.txt", "history.jsonl"
+_FULL_BYTES = 2**20
 INCOMPLETE = 5
 """Exit status of an engine whose stages did not all end and pass."""
 
@@ -122,6 +125,12 @@ def gave(out: Path, stage: Stage, expected: Digests, hashes: FileHashes) -> bool
     return all((out / name).exists() and hashes.of(out / name) == expected.get(name) for name in stage.gives)
 
 
+def check_disk(pipeline: Pipeline) -> None:
+    """Raise MachineError if the disk is full, which explains any other error better than its own words."""
+    if (free := shutil.disk_usage(pipeline.work).free) < _FULL_BYTES:
+        raise MachineError(f"the disk of {pipeline.work} is full: {free:,} bytes are left. Free some space, and run again.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object; empty if the file is missing or damaged, as all these files can be made again."""
     try:
@@ -143,37 +152,3 @@ def link_latest(pipeline: Pipeline, name: str, key: str) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(key)
     new.replace(folder / LATEST)
-
-
-def hold(path: Path, *, wait: bool, inherited: bool = False) -> int | None:
-    """Lock a file, and return its descriptor; None if another process holds it and `wait` is false.
-
-    Args:
-        path: The file.
-        wait: Wait for it.
-        inherited: Whether processes that this one starts hold it too, until the last of them has ended.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    os.set_inheritable(handle, inherited)
-    return handle
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process holds the lock."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False

@@ -30,6 +30,7 @@ import psutil
 
 from hasten.core.errors import HastenError
 from hasten.core.files import write_atomically
+from hasten.core.lock import hold
 from hasten.pipeline import merge
 from hasten.pipeline.description import METRICS, Pipeline, PipelineError, Stage, filled, read_pipeline
 from hasten.pipeline.folder import (
@@ -38,7 +39,6 @@ from hasten.pipeline.folder import (
     LATEST,
     View,
     hashes_of,
-    hold,
     link_latest,
     log_of,
     note,
