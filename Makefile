@@ -77,8 +77,8 @@ bench-recipes: setup  ## tune and train the recipes on real data, in parts (abou
 chaos: setup  ## kill runs at random moments and compare what they end with (QUICK=1: a dozen times, recording nothing)
 	$(BIN)/python -m benchmarks chaos $(if $(QUICK),--quick)
 
-bench-pipeline: setup  ## measure what pipelines add to a stage, and how well their time is predicted
-	$(BIN)/python -m benchmarks pipeline --part added parallel
+bench-pipeline: setup  ## measure what pipelines add to a stage, how well their time is predicted, and readers of releases
+	$(BIN)/python -m benchmarks pipeline --part added parallel readers
 
 chaos-pipeline: setup  ## kill processes of a pipeline a hundred times, and compare what its stages give (ten minutes)
 	$(BIN)/python -m benchmarks pipeline --part chaos --again

@@ -2,6 +2,7 @@
 
 added      seconds that Dagster and the pipeline add to a stage and to a run
 parallel   the example's branches side by side and one after another: predicted and real time
+readers    readers that load all the time while models are released, rolled back and restored, with kills: no load fails
 chaos      100 kills of stages, workers, steps, the engine and the command: the same weights, and no stage run twice
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from benchmarks import in_parts
 
-PARTS = ("added", "parallel", "chaos")
+PARTS = ("added", "parallel", "readers", "chaos")
 
 
 def main(arguments: list[str]) -> None:

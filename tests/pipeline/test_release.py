@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.pipeline.readers import KINDS, measure
 from hasten.core.errors import CorruptError, DataError, HastenError, MachineError
 from hasten.monitor.alerts.deliver import AlertsFile
 from hasten.monitor.alerts.engine import Alert
@@ -27,8 +28,8 @@ from hasten.pipeline.backup import backup, drill, restore
 from hasten.pipeline.model_folder import MANIFEST, MODEL, check_model
 from hasten.pipeline.release import GATES, HISTORY, MODELS, POINTER, Pointer, Releases
 from tests.cli.called import called, printed
-from tests.pipeline.releasing import change, load, processes, readers
-from tests.train.jobs import Plain
+from tests.pipeline.conftest import Longer
+from tests.pipeline.releasing import change, load, processes
 from tests.train.runs import as_if, held, trained
 
 GATE = '[loss]\nmetric = "loss"\nthreshold = {}\nat_most = true\nexact = true\n'
@@ -36,17 +37,6 @@ KEYS = [f"user-{number}" for number in range(1000)]
 
 
 FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-class Longer(Plain):
-    epochs = 3
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two finished runs. Tests do not change them."""
-    folder = tmp_path_factory.mktemp("runs")
-    return [trained(folder / "one"), trained(folder / "two", Longer())]
 
 
 @pytest.fixture
@@ -402,32 +392,14 @@ def test_killing_it_hundreds_of_times_hits_every_moment(tmp_path: Path, runs: li
 
 @FORKS
 @pytest.mark.slow
-def test_readers_that_load_all_the_time_never_fail(tmp_path: Path, runs: list[Path]) -> None:
-    """Through promote, trial, rollback, and a restore to which the readers' link is turned."""
-    first, link = Releases(tmp_path / "first"), tmp_path / "serving"
-    first.promote(runs[0])
-    link.symlink_to(first.folder)
-    served, found, rounds = first, list[tuple[int, list[str], set[str]]](), 0
-    with readers(link, found):
-        until = time.monotonic() + 2
-        while rounds < 5 or time.monotonic() < until:
-            for share in (0.2, 0.7):
-                served.promote(runs[1] if share == 0.2 else "", share=share)
-            served.promote()
-            served.rollback("a test")
-            served.promote(runs[1], share=0.5)
-            served.rollback("a test")
-            if rounds < 5:
-                backup(served, str(tmp_path / f"backup-{rounds}"))
-                served = restore(str(tmp_path / f"backup-{rounds}"), tmp_path / f"restored-{rounds}")
-                (tmp_path / "turned").symlink_to(served.folder)
-                (tmp_path / "turned").replace(link)
-            rounds += 1
-    assert [failed for _, failed, _ in found] == [[], [], []]
-    assert all(loads > 100 for loads, _, _ in found)
-    names = {path.name for path in served.folder.glob(f"{MODELS}/*")}
-    assert len(names) == 2
-    assert set[str]().union(*(seen for _, _, seen in found)) == names
+def test_readers_that_load_all_the_time_never_fail(tmp_path: Path) -> None:
+    """Through all kinds of changes, a restore, and kills of the process that changes: the benchmark, for a short time."""
+    found = measure(tmp_path, {"quiet": 0.0, "changes": 2.0, "kills": 2.0})
+    assert found["failed"] == []
+    assert found["inconsistent"] == 0
+    assert set(found["changes"]) == set(KINDS)
+    assert found["kills"]
+    assert min(found["loads"].values()) > 10
 
 
 def same(one: Path, two: Path) -> bool:

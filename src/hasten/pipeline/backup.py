@@ -73,7 +73,7 @@ def restore(url: str, folder: str | os.PathLike[str], **options: Any) -> Release
         raise DataError(f"{target} exists already: restore to a new folder.")
     made = Releases(target.with_name(f".{target.name}-{secrets.token_hex(4)}"))
     try:
-        with _storage(url, options) as (system, root):
+        with _storage(url, options, f"{url} to {target}") as (system, root):
             if not system.exists(f"{root}/{POINTER}"):
                 raise DataError(f"{url} has no backup of releases: hasten release backup makes one.")
             (made.folder / MODELS).mkdir(parents=True)
@@ -114,8 +114,8 @@ def drill(url: str, **options: Any) -> dict[str, int]:
 
 
 @contextmanager
-def _storage(url: str, options: dict[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Open the storage behind a URL, and turn its errors into those of Hasten."""
+def _storage(url: str, options: dict[str, Any], where: str = "") -> Iterator[tuple[Any, str]]:
+    """Open the storage behind a URL, and turn its errors into those of Hasten, which begin with `where`."""
     from hasten.data.remote.fetch import open_url  # noqa: PLC0415 - of the extra `remote`
 
     try:
@@ -123,7 +123,9 @@ def _storage(url: str, options: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     except HastenError:
         raise
     except Exception as error:  # each storage has errors of its own
-        raise MachineError(f"{url}: {error}. Check the address, permissions and free space, and try again.") from error
+        raise MachineError(
+            f"{where or url}: {error}. Check the address, permissions and free space, and try again."
+        ) from error
 
 
 def _put(system: Any, source: Path | bytes, there: str, wanted: str) -> None:
