@@ -12,7 +12,7 @@ import pytest
 from tests.train.jobs import Plain
 from tests.train.runs import trained
 
-DISK_BYTES = 2**24
+DISK_BYTES = 2**25
 
 
 class Longer(Plain):

@@ -9,10 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hasten.pipeline.lease import Lease, Need, Totals, fit, take
 from hasten.pipeline.predict import Overhead, Task, predict
@@ -71,6 +75,80 @@ def test_a_later_request_takes_only_what_an_earlier_one_does_not_wait_for() -> N
     assert fit(one, TWO, [running, waiting], before="1b") == ((1,), {})
     device: Asked = ("2", {"name": "b", "need": {"cores": 1, "memory_bytes": 0, "devices": 3}})
     assert fit(one, TWO, [device], before="3") == ((0,), {})
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> Need:
+    """A need that `TWO` has."""
+    devices = draw(st.integers(0, 2))
+    device_bytes = draw(st.sampled_from([None, 3 * GIB, 5 * GIB, 10 * GIB])) if devices else None
+    return Need(
+        cores=draw(st.integers(0, 2)), memory_bytes=draw(st.integers(0, 4)) * GIB, devices=devices, device_bytes=device_bytes
+    )
+
+
+def granted(need: Need, got: tuple[tuple[int, ...], dict[int, int]]) -> dict[str, Any]:
+    """Return what the file of a lease says."""
+    return json.loads(json.dumps({"name": "x", "need": asdict(need), "cores": got[0], "devices": got[1]}))
+
+
+class Leases(RuleBasedStateMachine):
+    """Requests that come, are served, end and are killed in any order, on a machine with two made-up devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, Need] = {}
+        self.held: dict[str, dict[str, Any]] = {}
+        self.late: dict[str, set[str]] = {}
+        self.serial = 0
+
+    @rule(need=needs())
+    def ask(self, need: Need) -> None:
+        self.serial += 1
+        self.asked[f"{self.serial:04d}"] = need
+        self.late[f"{self.serial:04d}"] = set()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        """A request looks whether it can be served."""
+        name = data.draw(st.sampled_from(sorted(self.asked)))
+        others: list[Asked] = [(one, {"name": "x", "need": asdict(need)}) for one, need in self.asked.items() if one != name]
+        got = fit(self.asked[name], TWO, [*others, *self.held.items()], before=name)
+        if got is not None:
+            self.held[name] = granted(self.asked.pop(name), got)
+            for one in self.asked:
+                self.late[one].add(name)
+
+    @precondition(lambda self: self.held or self.asked)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """A process ends or is killed, while it holds a lease or waits for one."""
+        name = data.draw(st.sampled_from(sorted([*self.held, *self.asked])))
+        (self.held if name in self.held else self.asked).pop(name)
+
+    @invariant()
+    def nothing_is_given_twice(self) -> None:
+        cores = [core for lease in self.held.values() for core in lease["cores"]]
+        assert len(cores) == len(set(cores))
+        assert sum(lease["need"]["memory_bytes"] for lease in self.held.values()) <= TWO.memory_bytes
+        for index, size in TWO.devices.items():
+            assert sum(lease["devices"].get(str(index), 0) for lease in self.held.values()) <= size
+        for lease in self.held.values():
+            need = Need(**lease["need"])
+            assert (len(lease["cores"]), len(lease["devices"])) == (need.cores, need.devices)
+            assert set(lease["devices"].values()) <= {need.device_bytes or 10 * GIB}
+
+    @invariant()
+    def the_earliest_request_waits_for_none_that_came_later(self) -> None:
+        if self.asked:
+            name = min(self.asked)
+            later = [(one, lease) for one, lease in self.held.items() if one in self.late[name] and one > name]
+            assert fit(self.asked[name], TWO, later, before=name) is not None
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow
