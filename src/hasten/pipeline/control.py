@@ -197,9 +197,7 @@ def _engine(
     if process.returncode > 0:
         check_disk(pipeline)
     if (error := pipeline.work / ENGINE_ERROR).exists():
-        words = error.read_text(encoding="utf-8")
-        error.unlink()
-        raise HastenError(words)
+        raise HastenError(error.read_text(encoding="utf-8"))
     if process.returncode > 0 and process.returncode != INCOMPLETE:
         raise PipelineError(f"Dagster ended with {process.returncode}. Its output is in {pipeline.work / ENGINE_LOG}.")
     _remember(pipeline, after, selected, predicted_s, began)
@@ -209,6 +207,7 @@ def _start(pipeline: Pipeline, selected: Sequence[str], lock: int) -> subprocess
     """Start the engine in a session of its own, so that it outlives a closed terminal. It alone then holds the lock."""
     log = pipeline.work / ENGINE_LOG
     log.parent.mkdir(parents=True, exist_ok=True)
+    (pipeline.work / ENGINE_ERROR).unlink(missing_ok=True)
     starts = "import sys; from hasten.pipeline.engine import main; sys.exit(main(*sys.argv[1:]))"
     command = [sys.executable, "-c", starts, str(pipeline.path), *selected]
     try:
