@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hasten.cli.command import JsonOption, Verbs
+from hasten.cli.queue import queue
 from hasten.cli.say import errors, give_json, say, say_error, voice
 from hasten.core.errors import HastenError, MachineError
 from hasten.report.words import bytes_words, seconds_words
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hasten.pipeline.lease import Totals
 
 pipeline = Verbs(help="Run stages of training as a graph, with gates, leases and exact resumption.")
+pipeline.add_typer(queue, name="queue")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="[FILE]", help="pipeline.toml, or its folder. Default: here.")]
 HERE = Path()

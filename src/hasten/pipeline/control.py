@@ -144,18 +144,19 @@ def history(pipeline: Pipeline) -> list[dict[str, Any]]:
     return found
 
 
-def run(pipeline: Pipeline, follow: Callable[[State], None]) -> State:
+def run(pipeline: Pipeline, follow: Callable[[State], None], totals: Totals | None = None) -> State:
     """Run what has to run, until it has ended; or follow the engine that already does.
 
     Args:
         pipeline: The pipeline.
         follow: Called a few times a second with the present state.
+        totals: What this machine has; read if it is not given, which loads torch.
 
     Raises:
         HastenError: The engine cannot work: says why.
         KeyboardInterrupt: All stages were asked to save and have ended.
     """
-    totals = read_totals()
+    totals = totals or read_totals()
     needs_of(pipeline, totals)
     try:
         totals.save(pipeline.work / MACHINE)

@@ -215,6 +215,14 @@ def fit(
     return tuple(sorted(cores)[: need.cores]), got
 
 
+def held(folder: Path | None = None) -> list[dict[str, Any]]:
+    """Return the leases that are held at this moment, each with its `name`, `need`, `cores` and `devices`."""
+    folder = folder or lease_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(folder):
+        return [facts for _, facts in _alive(folder) if "cores" in facts]
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     handle = os.open(folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # other users only read it
@@ -225,7 +233,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _alive(folder: Path, own: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _alive(folder: Path, own: Path | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the leases and requests of living processes, and remove those of dead ones."""
     for path in sorted(folder.glob("*.lease")):
         if path == own:
