@@ -74,6 +74,7 @@ def _measure(folder: Path, cores: int) -> dict[str, Any]:
     peaks: list[int] = []
     _follow(where, peaks, until=number // 2)
     before = {entry.run: _ended(entry) for entry in queue.entries(where) if entry.state == "ended"}
+    killed_at = time.time()
     killed = _kill_everything(folder)
     restart_s = _start(where)
     last = _follow(where, peaks, until=number)
@@ -93,7 +94,7 @@ def _measure(folder: Path, cores: int) -> dict[str, Any]:
         "killed_processes": killed,
         "ended_before_kill": len(before),
         "owners": owners,
-        "added_s": _added(where, last),
+        "added_s": _added(where, last, killed_at),
         "complete": complete,
         "run_again": again,
         "goals": {
@@ -141,7 +142,7 @@ def _follow(where: Path, peaks: list[int], *, until: int) -> list[Entry]:
             told = ended
         if ended >= until:
             return entries
-        for _ in range(4):
+        for _ in range(10):
             peaks.append(sum(len(one["cores"]) for one in lease.held()))
             time.sleep(_POLL_S)
 
@@ -161,12 +162,12 @@ def _done(entry: Entry) -> dict[str, Any]:
     return read_json(Path(entry.pipeline).parent / "hasten-pipeline" / "stages" / "train" / "latest" / DONE)
 
 
-def _added(where: Path, entries: Sequence[Entry]) -> float:
-    """Return the median of the seconds that the queue and Dagster add to a training that was not killed."""
+def _added(where: Path, entries: Sequence[Entry], killed_at: float) -> float:
+    """Return the median of the seconds that the queue and Dagster add to a run: those of runs that were not killed."""
     added = []
     for entry in entries:
         done, record = _done(entry), json.loads(record_of(where, entry.run).read_text(encoding="utf-8"))
-        if done["attempts"] == 1 and entry.ended:
+        if entry.ended and not record["launched"] < killed_at < entry.ended:
             added.append(entry.ended - record["launched"] - done["seconds"] - done["waited_s"])
     return float(median(added))
 

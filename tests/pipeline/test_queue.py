@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import dagster as dg
 import pytest
 
+from hasten.cli.queue import table_of
+from hasten.cli.say import console
 from hasten.core.errors import HastenError, MachineError
 from hasten.pipeline import postgres, queue
 from hasten.pipeline.control import state_of
 from hasten.pipeline.queue import Entry, turns
+from hasten.pipeline.queue_launcher import report
 from tests.cli.called import called, printed
 from tests.pipeline.described import command, described
 from tests.pipeline.queues import all_ended, kill, new_queue, processes, until
@@ -135,6 +139,26 @@ def test_a_queue_is_fair_and_a_failed_pipeline_stops_no_other(folder: Path) -> N
     assert "is not running. Nothing is lost" in called("pipeline", "queue", "status", str(folder)).stderr
 
 
+def test_long_names_leave_room_for_the_times() -> None:
+    far, near = f"/{'p' * 90}/last/pipeline.toml", str(Path("here/pipeline.toml").absolute())
+    entries = [
+        Entry(run="1", owner="o" * 30, pipeline=far, state="stopping", turn=1, added=0, began=5e5, ended=6e5),
+        Entry(run="2", owner="a", pipeline=near, state="ended", turn=2, added=0, ended=9),
+    ]
+    with printed(80) as paper:
+        console.print(table_of(entries))
+    head, first, second = paper.getvalue().splitlines()
+    assert head.split() == ["owner", "pipeline", "state", "waited", "ran"]
+    assert first.split() == [
+        "o" * 13 + "…",
+        f"…{'p' * 18}/last",
+        "stopping",
+        *["138", "h", "53", "min", "27", "h", "47", "min"],
+    ]
+    assert second.split() == ["a", "here", "ended", "9.0", "s"]
+    assert max(map(len, (head, first, second))) <= 80
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Weights of an undisturbed run."""
@@ -171,6 +195,25 @@ def test_whatever_is_killed_no_run_is_lost_or_run_twice(folder: Path, whole: byt
         assert any("Resumed from update" in log for log in logs)
     else:
         assert all(log.count("--- ") == 1 for log in logs), "the trainings outlived what was killed"
+
+
+@pytest.mark.long
+def test_a_kill_between_two_records_loses_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run was recorded but not queued, another was taken from the queue but not started."""
+    pipelines = [described(folder.parent / name, command("a")) for name in ("taken", "recorded")]
+    queue.start(folder)
+    kill(processes(folder.parent, "dagster._daemon"))
+    done = called("pipeline", "queue", "add", str(pipelines[0].root), "--queue", str(folder))
+    assert "nothing starts yet" in done.stderr
+    with queue._records(folder) as instance:
+        (run,) = instance.get_runs()
+        report(instance, run, dg.DagsterEventType.RUN_STARTING)
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "_submit_left", lambda _: None)
+        queue.add(folder, [pipelines[1].root], "ann")
+    queue.start(folder)
+    assert [entry.state for entry in until(folder, all_ended)] == ["ended", "ended"]
+    assert [(pipeline.root / "a.count").read_text() for pipeline in pipelines] == ["x", "x"]
 
 
 @pytest.mark.long
@@ -217,3 +260,8 @@ def test_a_folder_with_other_files_is_not_taken_for_a_queue(tmp_path: Path) -> N
     with pytest.raises(HastenError, match="there is no queue in"):
         queue.stop(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_without_its_extra_the_queue_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dagster_postgres" else name)
+    assert "pip install 'hasten[pipeline,queue]'" in called("pipeline", "queue", "status").stderr

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hasten.cli.command import JsonOption, Verbs
-from hasten.cli.say import console, give_json, narrated, say, say_error
+from hasten.cli.say import console, give_json, loading_shown, narrated, say, say_error
 from hasten.core.errors import MachineError
 from hasten.report.words import seconds_words
 
@@ -25,6 +25,8 @@ queue = Verbs(help="Run many pipelines, as many at once as fit the machine, fair
 HERE = Path("hasten-queue")
 WHERE = "Folder of the queue."
 FolderArgument = Annotated[Path, typer.Argument(metavar="[FOLDER]", help=WHERE, envvar="HASTEN_QUEUE")]
+OWNER_WIDTH, TIMES_WIDTH = 14, 42
+"""Columns of a terminal for the owner, and for what follows the pipeline."""
 STYLES = {"ended": "green", "running": "cyan", "failed": "red", "removed": "dim", "stopping": "yellow"}
 
 
@@ -50,9 +52,10 @@ def add(
     folder: Annotated[Path, typer.Option("--queue", metavar="FOLDER", help=WHERE, envvar="HASTEN_QUEUE")] = HERE,
 ) -> None:
     """Queue pipelines: all of them, or none if one cannot run."""
-    module = _module()
     owner = owner or getpass.getuser()
-    added = module.add(folder.resolve(), pipelines, owner)
+    with loading_shown("the queue"):
+        module = _module()
+        added = module.add(folder.resolve(), pipelines, owner)
     say(f"Added {len(added)} pipeline{'s' if len(added) > 1 else ''} for {owner}.")
     if not module.is_running(folder.resolve()):
         say_error(f"nothing starts yet: hasten pipeline queue start {folder}")
@@ -61,12 +64,14 @@ def add(
 @queue.command()
 def status(folder: FolderArgument = HERE, json: JsonOption = None) -> None:
     """Show what waits, what runs and what has ended, with the times."""
-    module, folder = _module(), folder.resolve()
-    entries, running = module.entries(folder), module.is_running(folder)
+    folder = folder.resolve()
+    with loading_shown("the queue"):
+        module = _module()
+        entries, running = module.entries(folder), module.is_running(folder)
     if give_json(json, {"running": running, "runs": [asdict(entry) for entry in entries]}):
         return
     if entries:
-        console.print(_table(entries))
+        console.print(table_of(entries))
     for entry in entries:
         if entry.error:
             say_error(f"{Path(entry.pipeline).parent}: {entry.error}")
@@ -94,24 +99,25 @@ def _module() -> Any:
     return module
 
 
-def _table(entries: list[Entry]) -> Table:
+def table_of(entries: list[Entry]) -> Table:
+    """Return a row for each run, of at most the console's width."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("owner", max_width=14, no_wrap=True, overflow="ellipsis")
-    table.add_column("pipeline", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("state", "waited", "ran"):
+    table.add_column("owner", max_width=OWNER_WIDTH, no_wrap=True, overflow="ellipsis")
+    for name in ("pipeline", "state", "waited", "ran"):
         table.add_column(name, no_wrap=True)
-    now = time.time()
+    now, width = time.time(), max(console.width - OWNER_WIDTH - TIMES_WIDTH, OWNER_WIDTH)
     for entry in entries:
         until = entry.began or entry.ended or now
         ran = seconds_words((entry.ended or now) - entry.began) if entry.began else ""
         table.add_row(
-            Text(entry.owner), Text(_short(entry.pipeline)), Text(entry.state, STYLES.get(entry.state, "")),
+            Text(entry.owner), Text(_short(entry.pipeline, width)), Text(entry.state, STYLES.get(entry.state, "")),
             seconds_words(until - entry.added), ran,
         )  # fmt: skip
     return table
 
 
-def _short(path: str) -> str:
-    """Return the folder of a pipeline, from here if it is below."""
+def _short(path: str, width: int) -> str:
+    """Return the folder of a pipeline, from here if it is below; of a long one the end, which tells it from others."""
     folder = Path(path).parent
-    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+    words = str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
+    return words if len(words) <= width else f"…{words[1 - width :]}"

@@ -160,7 +160,7 @@ def add(folder: Path, paths: Sequence[Path], owner: str) -> list[Entry]:
         HastenError: A pipeline already waits or runs, or the queue does not run.
     """
     _check(folder)
-    totals = read_totals()
+    totals = Totals.load(folder / MACHINE)
     pipelines: dict[str, Pipeline] = {}
     for path in paths:
         pipeline = read_pipeline(path)
