@@ -89,7 +89,8 @@ def needs(draw: st.DrawFn) -> Need:
 
 def granted(need: Need, got: tuple[tuple[int, ...], dict[int, int]]) -> dict[str, Any]:
     """Return what the file of a lease says."""
-    return json.loads(json.dumps({"name": "x", "need": asdict(need), "cores": got[0], "devices": got[1]}))
+    found: dict[str, Any] = json.loads(json.dumps({"need": asdict(need), "cores": got[0], "devices": got[1]}))
+    return found
 
 
 class Leases(RuleBasedStateMachine):

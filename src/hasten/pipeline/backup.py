@@ -30,7 +30,7 @@ def backup(releases: Releases, url: str, **options: Any) -> int:
     Args:
         releases: The releases.
         url: A folder, or a URL that fsspec supports.
-        options: Options for fsspec's file system.
+        options: Of fsspec's file system.
 
     Raises:
         CorruptError: A model is damaged, or what was read back differs.
@@ -57,11 +57,6 @@ def backup(releases: Releases, url: str, **options: Any) -> int:
 
 def restore(url: str, folder: str | os.PathLike[str], **options: Any) -> Releases:
     """Copy a backup to a new folder. It is verified before the folder appears.
-
-    Args:
-        url: The backup.
-        folder: The new folder.
-        options: Options for fsspec's file system.
 
     Raises:
         CorruptError: The backup is damaged.
@@ -98,14 +93,7 @@ def restore(url: str, folder: str | os.PathLike[str], **options: Any) -> Release
 
 
 def drill(url: str, **options: Any) -> dict[str, int]:
-    """Restore a backup to a temporary folder (`TMPDIR`), and open the weights of every model.
-
-    Returns:
-        Model -> its number of tensors.
-
-    Raises:
-        CorruptError, DataError, MachineError: As `restore`.
-    """
+    """Restore a backup to a temporary folder (`TMPDIR`); return the tensors of each model. Raises as `restore`."""
     from hasten.train.checkpoints.read import open_file  # noqa: PLC0415 - loads torch
 
     with tempfile.TemporaryDirectory(prefix="hasten-drill-") as folder:

@@ -109,26 +109,18 @@ def needs_of(pipeline: Pipeline, totals: Totals) -> dict[str, Need]:
 
 def predicted(pipeline: Pipeline, state: State, totals: Totals, selected: Sequence[str]) -> Prediction:
     """Predict the time of these stages from their last measured times."""
-    needs = needs_of(pipeline, totals)
-    tasks = [
-        Task(
-            name=name, needs=tuple(one for one in pipeline.stages[name].needs if one in selected), need=needs[name],
-            seconds=state.views[name].last.get("seconds"),
-        )
-        for name in selected
-    ]  # fmt: skip
+    needs, tasks = needs_of(pipeline, totals), []
+    for name in selected:
+        before = tuple(one for one in pipeline.stages[name].needs if one in selected)
+        tasks.append(Task(name=name, needs=before, need=needs[name], seconds=state.views[name].last.get("seconds")))
     return predict(tasks, totals, overhead(pipeline))
 
 
 def overhead(pipeline: Pipeline) -> Overhead:
     """Return what Dagster added to the start of a run and to each stage, in earlier runs here; zero if there were none."""
     runs = [run for run in history(pipeline) if "start_s" in run]
-    if not runs:
-        return Overhead()
-    return Overhead(
-        start_s=median(run["start_s"] for run in runs), stage_s=median(run["stage_s"] for run in runs),
-        end_s=median(run["end_s"] for run in runs), runs=len(runs),
-    )  # fmt: skip
+    names = ("start_s", "stage_s", "end_s") if runs else ()
+    return Overhead(runs=len(runs), **{name: median(run[name] for run in runs) for name in names})
 
 
 def history(pipeline: Pipeline) -> list[dict[str, Any]]:
@@ -147,10 +139,7 @@ def history(pipeline: Pipeline) -> list[dict[str, Any]]:
 def run(pipeline: Pipeline, follow: Callable[[State], None], totals: Totals | None = None) -> State:
     """Run what has to run, until it has ended; or follow the engine that already does.
 
-    Args:
-        pipeline: The pipeline.
-        follow: Called a few times a second with the present state.
-        totals: What this machine has; read if it is not given, which loads torch.
+    `follow` is called a few times a second with the present state. `totals` are read if not given, which loads torch.
 
     Raises:
         HastenError: The engine cannot work: says why.

@@ -30,7 +30,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from hasten.core.errors import HastenError
 from hasten.core.gates import Gate
@@ -46,18 +46,10 @@ OWN = {"plan": "job script", "updates": "job", "options": "job", "arguments": "s
        "how": "merge", "weights": "merge", "file": "merge", "judge": "merge", "baseline": "merge"}  # fmt: skip
 """Keys that only some kinds of stages have."""
 _PLACE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
-_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
 class PipelineError(HastenError):
     """A description of a pipeline, or its state, cannot be used."""
-
-
-def _bytes(value: Any) -> int:
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})", str(value))
-    if match is None or not (size := int(float(match[1]) * _UNITS[match[2]])):
-        raise ValueError(f"{value!r} is not a size: write '2 GiB' or '500 MiB'")
-    return size
 
 
 def _inside(value: Any) -> Any:
@@ -73,7 +65,7 @@ def _words(value: Any) -> Any:
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Inside = Annotated[str, BeforeValidator(_inside)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), Field(min_length=1)]
-Size = Annotated[int, BeforeValidator(_bytes)]
+Size = Annotated[ByteSize, Field(ge=2**20)]  # a number alone, such as 8 for 8 GiB, is too small
 Count = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -215,6 +207,7 @@ class Stage(Strict):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         nested = [(one, two) for one in self.gives for two in self.gives if Path(one) in Path(two).parents]
+        whole = len(self.weights) == len(self.merge or ()) and math.isclose(sum(self.weights), 1, abs_tol=1e-9)
         owned = {"--out", "--plan", "--resume", "--updates"} & set(self.options)
         for wrong, words in (
             (self.name in ("out", "start", "merged"), f"{self.name!r} is a placeholder: choose another name"),
@@ -223,7 +216,7 @@ class Stage(Strict):
             (owned, f"options: the pipeline sets {', '.join(sorted(owned))}: remove it"),
             (self.evaluate and not self.gates, "evaluates, but has no gates: add some, or use `command`"),
             (self.device_memory and not self.devices, "device_memory needs devices: write devices = 1"),
-            (self.weights and not self.is_whole(), "weights: give one share for each branch, 1 in total"),
+            (self.weights and not whole, "weights: give one share for each branch, 1 in total"),
             (self.merge and not (self.gates and self.judge), "a merge needs gates, and `judge`, which measures {merged}"),
             (not self.merge and any(gate.within is not None for gate in self.gates.values()), "`within` is for a merge"),
         ):  # fmt: skip
@@ -235,10 +228,6 @@ class Stage(Strict):
     def shares(self) -> tuple[float, ...]:
         """The share of each branch of a merge."""
         return self.weights or tuple(1 / len(self.words) for _ in self.words)
-
-    def is_whole(self) -> bool:
-        """Whether the shares of a merge are one for each branch, 1 in total."""
-        return len(self.weights) == len(self.merge or ()) and math.isclose(sum(self.weights), 1, abs_tol=1e-9)
 
     @property
     def kind(self) -> str:
@@ -390,14 +379,14 @@ def _check_places(path: Path, stage: Stage, stages: Mapping[str, Stage]) -> None
 
 def _check_files(path: Path, stage: Stage, where: str) -> None:
     """Check the files, the module and the plan that a stage names."""
-    files = {"plan": stage.plan, "baseline": stage.baseline, "script": stage.script}
     module = (stage.job or "").rpartition(":")[0]
-    files["job"] = module if module.endswith(".py") else None
-    for key, named in [*files.items(), *(("reads", name) for name in stage.reads)]:
+    file = module if module.endswith(".py") else None
+    files = [("plan", stage.plan), ("baseline", stage.baseline), ("script", stage.script), ("job", file)]
+    for key, named in [*files, *(("reads", name) for name in stage.reads)]:
         if named and (".." in Path(named).parts or not (path.parent / named).exists()):
             raise PipelineError(f"{where}.{key}: there is no {named!r} in {path.parent}. Correct the name.")
     try:
-        if module and not files["job"]:
+        if module and not file:
             module_file(path.parent, module)
         if stage.plan:
             read_tables(read_plan_text(path.parent / stage.plan), where=stage.plan)

@@ -41,34 +41,29 @@ compute_logs: # what a stage prints is in its log, and what a step prints in tha
 """
 
 
-def build_assets(pipeline: Pipeline) -> list[dg.AssetsDefinition]:
-    """Return one asset for each stage, with its gates as blocking checks."""
-    return [_asset(pipeline, stage) for stage in pipeline.stages.values()]
-
-
 def build_job(path: str, selected: Sequence[str]) -> dg.JobDefinition:
-    """Return the job that runs these stages. Each step's process calls this again.
-
-    Args:
-        path: The description.
-        selected: Names of stages.
-    """
+    """Return the job that runs these stages of a description. Each step's process calls this again."""
     pipeline = read_pipeline(Path(path))
     executor = dg.multiprocess_executor.configured(
         {"max_concurrent": len(selected), "start_method": {"forkserver": {"preload_modules": [MODULE]}}}
     )
     definitions = dg.Definitions(
-        assets=build_assets(pipeline), jobs=[dg.define_asset_job(JOB, selection=list(selected))], executor=executor
+        assets=_assets(pipeline), jobs=[dg.define_asset_job(JOB, selection=list(selected))], executor=executor
     )
     return definitions.resolve_job_def(JOB)
 
 
 def definitions() -> dg.Definitions:
     """Return what Dagster's pages show."""
-    return dg.Definitions(assets=build_assets(read_pipeline(Path(os.environ[UI]))))
+    return dg.Definitions(assets=_assets(read_pipeline(Path(os.environ[UI]))))
+
+
+def _assets(pipeline: Pipeline) -> list[dg.AssetsDefinition]:
+    return [_asset(pipeline, stage) for stage in pipeline.stages.values()]
 
 
 def _asset(pipeline: Pipeline, stage: Stage) -> dg.AssetsDefinition:
+    """Return a stage as an asset, with its gates as blocking checks."""
     checks = [dg.AssetCheckSpec(name=gate, asset=stage.name, blocking=True) for gate in stage.gates]
 
     @dg.asset(
@@ -100,11 +95,7 @@ def _run_stage(pipeline: Pipeline, stage: Stage, context: dg.AssetExecutionConte
 
 
 def open_instance(pipeline: Pipeline, *, alone: bool) -> dg.DagsterInstance:
-    """Open Dagster's records of this pipeline.
-
-    Args:
-        pipeline: The pipeline.
-        alone: Whether no other engine runs: runs that look unfinished were killed, and are recorded as failed.
+    """Open Dagster's records of this pipeline. If no other engine runs, `alone`, unfinished runs are recorded as failed.
 
     Raises:
         CorruptError: Its database is damaged. Nothing that stages gave is in it.
@@ -132,8 +123,7 @@ def main(path: str, *selected: str) -> int:
     logging.captureWarnings(capture=True)
     pipeline = read_pipeline(Path(path))
     try:
-        instance = open_instance(pipeline, alone=True)
-        with instance:
+        with open_instance(pipeline, alone=True) as instance:
             job = build_reconstructable_job(MODULE, "build_job", (path, list(selected)), {})  # type: ignore[arg-type]
             done = dg.execute_job(job, instance=instance, raise_on_error=False)
             return 0 if done.success else INCOMPLETE

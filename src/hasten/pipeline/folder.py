@@ -90,12 +90,7 @@ def hashes_of(pipeline: Pipeline) -> FileHashes:
 
 
 def view_all(pipeline: Pipeline, *, save: bool = False) -> dict[str, View]:
-    """Return all stages at this moment.
-
-    Args:
-        pipeline: The pipeline.
-        save: Keep the hashes of files that were read.
-    """
+    """Return all stages at this moment. `save`: keep the hashes of files that were read."""
     hashes, views = hashes_of(pipeline), dict[str, View]()
     for stage in pipeline.stages.values():
         views[stage.name] = view_of(pipeline, stage, views, hashes)

@@ -72,14 +72,7 @@ class FileHashes:
 def inputs_of(pipeline: Pipeline, stage: Stage, given: Mapping[str, Digests], hashes: FileHashes) -> Digests:
     """Return all inputs of a stage: name, such as `code train.py` -> hash or value.
 
-    Args:
-        pipeline: The pipeline.
-        stage: One of its stages.
-        given: Stage that it needs -> hashes of what that gave.
-        hashes: Hashes of files.
-
-    Raises:
-        DataError: A file cannot be read.
+    `given` has the hashes of what each stage that it needs gave. Raises DataError if a file cannot be read.
     """
     # Neither what it leases nor, but for a merge, its gates change what a stage gives.
     apart = {"name", "needs", "cores", "memory", "device_memory", "retries", "env", *([] if stage.merge else ["gates"])}

@@ -42,26 +42,19 @@ class Judged:
 
     Attributes:
         name: Name of the gate.
-        gate: The gate.
         passed: Whether what follows may start.
         words: One line for each slice.
         reason: Why a person overrode it; empty if no one did.
     """
 
     name: str
-    gate: StageGate
     passed: bool
     words: tuple[str, ...]
     reason: str = ""
 
 
 def judge(pipeline: Pipeline, stage: Stage, out: Path) -> list[Judged]:
-    """Judge a stage that has ended, with the overrides on record.
-
-    Args:
-        pipeline: The pipeline.
-        stage: The stage.
-        out: Its folder.
+    """Judge a stage that has ended, by what is in its folder, with the overrides on record.
 
     Raises:
         CorruptError: The audit log was changed.
@@ -74,22 +67,15 @@ def judge(pipeline: Pipeline, stage: Stage, out: Path) -> list[Judged]:
     if all(one.passed for one in judged):
         return judged
     reasons = _overrides(pipeline)
-    found = [(one, reasons.get((stage.name, one.name, _mark(one.gate, out)), "")) for one in judged]
+    found = [(one, reasons.get((stage.name, one.name, _mark(stage.gates[one.name], out)), "")) for one in judged]
     return [replace(one, passed=True, reason=reason) if reason and not one.passed else one for one, reason in found]
 
 
 def decide(name: str, wanted: StageGate, metrics: Mapping[str, Any], sequential: Mapping[str, Any]) -> Judged:
-    """Decide one gate.
-
-    Args:
-        name: Its name.
-        wanted: The gate.
-        metrics: Metric -> measurement, or slice -> measurement.
-        sequential: The same of the sequential form, for a gate with `within`.
-    """
+    """Decide one gate, from measurements and, for a gate with `within`, those of the sequential form."""
     decisions = [_decide_slice(wanted, part, metrics, sequential) for part in wanted.slices]
     words = tuple(f"{wanted.metric}, {text}" for _, text in decisions)
-    return Judged(name=name, gate=wanted, passed=all(passed for passed, _ in decisions), words=words)
+    return Judged(name=name, passed=all(passed for passed, _ in decisions), words=words)
 
 
 def _decide_slice(
@@ -142,15 +128,9 @@ def override(pipeline: Pipeline, stage: Stage, gate: str, out: Path, reason: str
         raise PipelineError(f"stages.{stage.name} has no gate {gate!r}. Its gates: {', '.join(judged) or 'none'}.")
     if judged[gate].passed:
         raise PipelineError(f"the gate {stage.name}.{gate} passes, so there is nothing to override. Leave --override out.")
-    wanted = judged[gate].gate
-    _log(pipeline).add(
-        getpass.getuser(),
-        "override",
-        {
-            "stage": stage.name, "gate": gate, "mark": _mark(wanted, out), "reason": reason.strip(),
-            "decision": "; ".join(judged[gate].words)[:2000],
-        },
-    )  # fmt: skip
+    facts = {"stage": stage.name, "gate": gate, "mark": _mark(stage.gates[gate], out), "reason": reason.strip()}
+    decision = "; ".join(judged[gate].words)[:2000]
+    _log(pipeline).add(getpass.getuser(), "override", {**facts, "decision": decision})
 
 
 def _overrides(pipeline: Pipeline) -> dict[tuple[str, str, str], str]:

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from hasten.core.files import write_atomically
 from hasten.pipeline.description import PipelineError, Stage
 
@@ -44,9 +46,7 @@ class Totals:
     @classmethod
     def load(cls, path: Path) -> Totals:
         """Read what `save` wrote."""
-        data = json.loads(path.read_text(encoding="utf-8"))
-        devices = {int(index): size for index, size in data["devices"].items()}
-        return cls(cores=tuple(data["cores"]), memory_bytes=data["memory_bytes"], devices=devices)
+        return TypeAdapter(cls).validate_json(path.read_bytes())
 
     def save(self, path: Path) -> None:
         """Write them for processes that do not load torch."""
@@ -84,9 +84,7 @@ def read_totals() -> Totals:
 
     allowed = sorted(os.sched_getaffinity(0))
     count = read_cores(environ={}).value
-    return Totals(
-        cores=tuple(allowed[:count]), memory_bytes=read_memory_limit().value, devices=_devices(os.environ)
-    )  # fmt: skip
+    return Totals(cores=tuple(allowed[:count]), memory_bytes=read_memory_limit().value, devices=_devices(os.environ))
 
 
 def _devices(environ: Mapping[str, str]) -> dict[int, int]:
@@ -105,12 +103,7 @@ def _devices(environ: Mapping[str, str]) -> dict[int, int]:
 
 
 def need_of(stage: Stage, totals: Totals, memory_bytes: int | None) -> Need:
-    """Return what a stage needs.
-
-    Args:
-        stage: The stage.
-        totals: What the machine has.
-        memory_bytes: Main memory by measurement, where the description does not state it; None reserves all of it.
+    """Return what a stage needs. `memory_bytes` counts where it states no memory; None reserves all of it.
 
     Raises:
         PipelineError: It needs more than the machine has.
@@ -122,18 +115,15 @@ def need_of(stage: Stage, totals: Totals, memory_bytes: int | None) -> Need:
     memory = memory if stage.memory is None else stage.memory
     need = Need(cores=cores, memory_bytes=memory, devices=stage.devices, device_bytes=stage.device_memory)
     largest = max(totals.devices.values(), default=0)
-    for key, wanted, there, unit in (
-        ("cores", need.cores, len(totals.cores), 1),
-        ("memory", need.memory_bytes, totals.memory_bytes, 2**30),
-        ("devices", need.devices, len(totals.devices), 1),
-        ("device_memory", need.device_bytes or 0, largest, 2**30),
+    for key, wanted, there, unit, ending in (
+        ("cores", need.cores, len(totals.cores), 1, ""),
+        ("memory", need.memory_bytes, totals.memory_bytes, 2**30, " GiB"),
+        ("devices", need.devices, len(totals.devices), 1, ""),
+        ("device_memory", need.device_bytes or 0, largest, 2**30, " GiB"),
     ):
         if wanted > there:
-            ending = " GiB" if unit > 1 else ""
-            raise PipelineError(
-                f"stages.{stage.name}.{key}: it needs {wanted / unit:g}{ending}; there are {there / unit:.4g}{ending}. "
-                f"Lower it, or run the pipeline on a larger machine."
-            )
+            words = f"it needs {wanted / unit:g}{ending}; there are {there / unit:.4g}{ending}"
+            raise PipelineError(f"stages.{stage.name}.{key}: {words}. Lower it, or run the pipeline on a larger machine.")
     return need
 
 
@@ -147,12 +137,7 @@ def take(
 ) -> Lease:
     """Wait until the machine has what a stage needs, and take it. Release it with `os.close(lease.handle)`.
 
-    Args:
-        need: What the stage needs.
-        totals: What the machine has.
-        name: Name of the stage, for messages.
-        folder: Folder of leases.
-        waiting: Called while it has to wait, with words if what it waits for has changed. It may raise.
+    `waiting` is called while it has to wait, with words if what it waits for has changed. It may raise.
     """
     folder = folder or lease_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,11 +167,8 @@ def fit(
 ) -> tuple[tuple[int, ...], dict[int, int]] | None:
     """Return the cores and devices that a request gets; None if it has to wait.
 
-    Args:
-        need: What it needs.
-        totals: What the machine has.
-        others: Name of its file -> what each other lease or request says.
-        before: Name of the request's file; names are in the order of requests.
+    `others` are the other leases and requests: names of files, in the order of requests, and what they say. `before` is the
+    name of its own file.
     """
     cores = set(totals.cores)
     memory = totals.memory_bytes

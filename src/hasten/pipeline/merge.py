@@ -8,6 +8,7 @@ Source: Wortsman et al. 2022, "Model soups"; adapters: Hu et al. 2021, "LoRA". L
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,7 @@ DOWN, UP = ("lora_A", "lora_down", ".down"), ("lora_B", "lora_up", ".up")
 
 
 def merge_files(branches: Sequence[Path], target: Path, weights: Sequence[float], *, how: str) -> None:
-    """Merge the weights of branches into a file of the same kind: safetensors, or a state_dict of torch.
-
-    Args:
-        branches: Their files.
-        target: The file to write.
-        weights: Share of each branch.
-        how: `average` or `adapters`.
+    """Merge the weights of branches, by their shares, into a file of the same kind: safetensors, or a state_dict of torch.
 
     Raises:
         CorruptError: A file cannot be read.
@@ -93,8 +88,7 @@ def chained(branch: Stage, before: str) -> Stage:
 def replace_by(source: Path, target: Path) -> None:
     """Replace a file by a copy of another, at once."""
     with source.open("rb") as old, replaced(target) as new:
-        while block := old.read(2**24):
-            new.write(block)
+        shutil.copyfileobj(old, new)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

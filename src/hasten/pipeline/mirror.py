@@ -14,11 +14,6 @@ _TAG = "hasten.model"
 def mirror(releases: Releases, uri: str, name: str) -> None:
     """Register the models in use and on trial, and set their aliases. A repeated call changes nothing.
 
-    Args:
-        releases: The releases.
-        uri: The registry.
-        name: Name of the registered model.
-
     Raises:
         DataError: The name has a quote.
         MachineError: MLflow is not installed, or the registry cannot be used.

@@ -35,11 +35,7 @@ TODO = "Restore a backup to a new folder: hasten release restore."
 def add_model(run: Path, models: Path, metrics: Mapping[str, Any], accept: Callable[[Path], None]) -> str:
     """Write a model from the newest weights of a run, and return its name. Equal content is the same model.
 
-    Args:
-        run: Folder of a finished run.
-        models: Folder of the models. The caller holds a lock on it.
-        metrics: Kept in place of the run's own metrics, if there are any.
-        accept: Called with the complete folder before it gets its name. Raises to refuse it.
+    The caller holds a lock on `models`. `metrics` replace those of the run; `accept` raises to refuse the complete folder.
 
     Raises:
         CorruptError: The newest checkpoint, or the model of the same name, is damaged.

@@ -63,13 +63,7 @@ class Prediction:
 
 
 def predict(tasks: Sequence[Task], totals: Totals, overhead: Overhead) -> Prediction:
-    """Predict a run: each stage starts when what it needs has ended and its lease is free, in the order given.
-
-    Args:
-        tasks: The stages, each after those it needs.
-        totals: What the machine has.
-        overhead: What is added.
-    """
+    """Predict a run: each stage starts when what it needs has ended and its lease is free, in the order given."""
     known = [task.seconds for task in tasks if task.seconds is not None]
     guess_s = fmean(known) if known else 60.0
     left = {task.name: task for task in tasks}

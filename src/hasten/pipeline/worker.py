@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,9 +64,13 @@ PR_SET_PDEATHSIG = 1
 class StoppedError(HastenError):
     """The stage was asked to stop, and has saved what it could."""
 
+    state = "stopped"
+
 
 class KilledError(HastenError):
     """The process of the stage was killed. It can be resumed."""
+
+    state = "killed"
 
 
 class Worker:
@@ -116,13 +120,11 @@ class Worker:
             try:
                 done = self._attempt(view, out, told, lock)
             except Exception as error:
-                words = (
-                    str(error) if isinstance(error, HastenError) else f"stage {stage.name}: {type(error).__name__}: {error}."
-                )
-                state = {"StoppedError": "stopped", "KilledError": "killed"}.get(type(error).__name__, "failed")
+                known = isinstance(error, HastenError)
+                words = str(error) if known else f"stage {stage.name}: {type(error).__name__}: {error}."
                 with suppress(OSError):  # a full disk may be the reason
-                    note(pipeline, stage.name, state=state, error=words, **told)
-                raise error if isinstance(error, HastenError) else PipelineError(words) from error
+                    note(pipeline, stage.name, state=getattr(error, "state", "failed"), error=words, **told)
+                raise error if known else PipelineError(words) from error
             link_latest(pipeline, stage.name, view.key)
             note(pipeline, stage.name, state="ended", **told)
             return View(stage=stage, key=view.key, inputs=view.inputs, done=done, last=done)
@@ -149,7 +151,8 @@ class Worker:
         else:
             extra = {}
             if stage.command or stage.evaluate:  # it starts from its beginning, and may refuse what an earlier start wrote
-                _remove(out / name for name in stage.gives)
+                for path in (out / name for name in stage.gives):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             with self._leased(out, places) as lease:
                 self._command(command_of(self.pipeline, stage, places, out), stage, places, lease)
             if stage.job:
@@ -263,12 +266,12 @@ class Worker:
             )  # fmt: skip
         except OSError as error:
             raise PipelineError(f"stage {self.stage.name}: {command[0]} cannot be started: {error.strerror}.") from error
-        was_told = False
+        told = False
         while (code := process.poll()) is None:
             self._peak = max(self._peak, _memory(process.pid))
-            if self._stopped.is_set() and not was_told:
+            if self._stopped.is_set() and not told:
                 process.terminate()
-                was_told = True
+                told = True
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
         return code
@@ -296,7 +299,7 @@ class Worker:
         return {"form": "sequential", "gates": words, "seconds": time.time() - self._began}
 
     def _measure(self, file: Path, out: Path, places: dict[str, Path], lease: Lease) -> None:
-        """Run the command that measures weights. It writes `metrics.json` into its `{out}`."""
+        """Run the command that measures weights, and writes `metrics.json` into its `{out}`."""
         out.mkdir(exist_ok=True)
         here = {**places, "out": out, "merged": file}
         self._command(_python(filled(self.stage.judge, here)), self.stage, here, lease)
@@ -319,14 +322,6 @@ class Worker:
         with self._leased(out, places) as lease:
             self._measure(file, out / SEQUENTIAL, places, lease)
         return file
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def command_of(pipeline: Pipeline, stage: Stage, places: Mapping[str, Path], out: Path) -> list[str]:
@@ -355,19 +350,17 @@ def _python(words: Sequence[str]) -> list[str]:
 
 def _memory(pid: int) -> int:
     """Return the resident bytes of a process and all below it; shared pages count for each."""
-    total = 0
-    with suppress(psutil.Error):
+    try:
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += one.memory_info().rss
-    return total
+        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+    except psutil.Error:  # one of them has just ended: the next look counts
+        return 0
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {last[:300]}" if last and not last.startswith("--- ") else ""
+    return f": {last[:300].rstrip('.')}" if last and not last.startswith("--- ") else ""
 
 
 def main(path: str, name: str) -> int:
@@ -387,11 +380,8 @@ def main(path: str, name: str) -> int:
         return FAILED
     if PipesEnvVarParamsLoader().is_dagster_pipes_process():  # type: ignore[no-untyped-call]
         with open_dagster_pipes() as pipes:
-            facts = {
-                key: view.done[key]
-                for key in ("seconds", "attempts", "waited_s", "memory_bytes", "form")
-                if key in view.done
-            }
+            names = ("seconds", "attempts", "waited_s", "memory_bytes", "form")
+            facts = {name: view.done[name] for name in names if name in view.done}
             pipes.report_asset_materialization(
                 metadata={**facts, "folder": str(out_of(pipeline, name, view.key))}, data_version=view.key
             )
