@@ -25,7 +25,7 @@ from benchmarks.more_tables import (
     techniques_table,
     techniques_words,
 )
-from benchmarks.pipeline import queue_table
+from benchmarks.pipeline import queue_table, readers_table
 from benchmarks.public import page as public
 from benchmarks.recipes import table as recipes
 from benchmarks.record import ROOT
@@ -273,6 +273,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "ocr": lambda found: recipes.ocr(found["recipes"]),
     "packing": _lines("packing", packing_table),
     "pipeline_queue": queue_table.table,
+    "pipeline_readers": readers_table.table,
     "plan_example": plan_example,
     "public": lambda found: public.tables(found["public"]),
     "removed_ocr": lambda found: recipes.pruned(found["pruning_ocr"]),

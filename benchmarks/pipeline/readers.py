@@ -95,6 +95,7 @@ def measure(folder: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
         folder: The folder.
         seconds: How long each phase takes.
     """
+    torch.set_num_threads(1)  # a forked process cannot use the threads of its parent, and would wait for them
     models = _prepare(folder)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
@@ -150,7 +151,6 @@ def _prepare(folder: Path) -> dict[str, Path]:
 
 def read(folder: Path, number: int, results: Any) -> None:
     """Load until there is a file `stop`, as a server would. Gives what was seen."""
-    torch.set_num_threads(1)
     loads, failed, seen = list[tuple[float, float]](), list[str](), dict[int, float]()
     trials: Counter[float] = Counter()
     canary: Counter[float] = Counter()
