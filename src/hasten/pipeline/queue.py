@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 import dagster as dg
 import psutil
+import sqlalchemy
 from dagster._core.events import DagsterEvent
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
@@ -127,13 +128,15 @@ def start(folder: Path, *, url: str = "", at_once: int = 0, tell: Tell = _silent
         server = folder / "postgres"
         own = not url and (server.exists() or not before)
         restarted = postgres.start(server, tell) if own else False
-        url = postgres.url_of(server) if own else url or before["storage"]["postgres"]["postgres_url"]
+        url = postgres.url_of(server) if own else url or _url(before)
+        url = url.replace("postgresql://", "postgresql+psycopg2://", 1)
+        _connect(folder, url)
         if not at_once and before:
             at_once = before["run_coordinator"]["config"]["max_concurrent_runs"]
         tell("reading what this machine has")
         totals = read_totals()
         totals.save(folder / MACHINE)
-        settings = _settings(url.replace("postgresql://", "postgresql+psycopg2://", 1), at_once or _fitting(totals))
+        settings = _settings(url, at_once or _fitting(totals))
         _write_private(folder / SETTINGS, json.dumps(settings, indent=2))
         if is_held(folder / DAEMON):
             if not restarted and settings == before:
@@ -288,15 +291,28 @@ def _records(folder: Path) -> Iterator[dg.DagsterInstance]:
     server = folder / "postgres"
     if server.exists() and not postgres.is_running(server):
         raise HastenError(f"the queue in {folder} is not running. Nothing is lost: hasten pipeline queue start {folder}")
+    _connect(folder, _url(read_json(folder / SETTINGS)))
+    with dg.DagsterInstance.from_config(str(folder)) as instance:
+        yield instance
+
+
+def _url(settings: Mapping[str, Any]) -> str:
+    return str(settings["storage"]["postgres"]["postgres_url"])
+
+
+def _connect(folder: Path, url: str) -> None:
+    """Check that the database answers: Dagster would try again and again, and print each error.
+
+    Raises:
+        MachineError: It does not.
+    """
     try:
-        instance = dg.DagsterInstance.from_config(str(folder))
-    except Exception as error:
+        sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect().close()
+    except sqlalchemy.exc.SQLAlchemyError as error:
         raise MachineError(
-            f"the queue's PostgreSQL cannot be used: {str(error.__cause__ or error).strip().splitlines()[0]}. "
+            f"the queue's PostgreSQL cannot be used: {str(error).strip().splitlines()[0]}. "
             f"Start it, or name another one: hasten pipeline queue start {folder} --postgres URL"
         ) from error
-    with instance:
-        yield instance
 
 
 def _submit_left(instance: dg.DagsterInstance) -> None:
