@@ -35,7 +35,7 @@ from hasten.train.checkpoints.saver import Pace
 from hasten.train.run import RunOptions, train
 
 READERS, SHARES = 3, (0.1, 0.3, 0.7)
-SECONDS = {"quiet": 20.0, "changes": 60.0, "kills": 60.0}
+SECONDS = {"quiet": 20.0, "changes": 60.0, "kills": 90.0}
 MEAN_S = 0.8
 """Mean time between kills."""
 CONFIDENCE = 0.999
