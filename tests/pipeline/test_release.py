@@ -399,7 +399,7 @@ def test_readers_that_load_all_the_time_never_fail(tmp_path: Path) -> None:
     assert found["inconsistent"] == 0
     assert set(found["changes"]) == set(KINDS)
     assert found["kills"]
-    assert min(found["loads"].values()) > 10
+    assert min(found["loads"].values()) > 0
 
 
 def same(one: Path, two: Path) -> bool:

@@ -135,7 +135,7 @@ def test_a_repeated_meridian_counts_once() -> None:
 def test_a_repeated_meridian_of_the_target_has_the_values_of_the_first(method: str, order: int) -> None:
     target = Grid(LATITUDES, tuple(np.linspace(0, 360, 37)[::order].tolist()))
     made = regridder(GLOBE, target, method)(smooth(GLOBE))
-    assert torch.equal(made[:, 0], made[:, -1])
+    torch.testing.assert_close(made[:, 0], made[:, -1], rtol=0, atol=1e-6)  # sums in another order on some machines
     assert made.isfinite().all()
     assert torch.allclose(made, smooth(target), atol=0.02)
 
