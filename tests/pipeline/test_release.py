@@ -394,12 +394,12 @@ def test_killing_it_hundreds_of_times_hits_every_moment(tmp_path: Path, runs: li
 @pytest.mark.slow
 def test_readers_that_load_all_the_time_never_fail(tmp_path: Path) -> None:
     """Through all kinds of changes, a restore, and kills of the process that changes: the benchmark, for a short time."""
-    found = measure(tmp_path, {"quiet": 0.0, "changes": 2.0, "kills": 2.0})
+    found = measure(tmp_path, {"quiet": 1.0, "changes": 2.0, "kills": 2.0})
     assert found["failed"] == []
     assert found["inconsistent"] == 0
     assert set(found["changes"]) == set(KINDS)
     assert found["kills"]
-    assert min(found["loads"].values()) > 0
+    assert min(found["loads"].values()) > 10
 
 
 def same(one: Path, two: Path) -> bool:
