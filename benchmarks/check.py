@@ -8,22 +8,22 @@ slowdowns of 5 % found, 95 % of those of 10 %, all of those of 20 %.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Any
 
-from benchmarks.record import ROOT, record
+from benchmarks.groundtruth.kept import Kept, Row
+from benchmarks.record import ROOT
 from hasten.check.check import CheckRequest, run_check
 from hasten.check.paired import Options
 from hasten.check.subject import Subject
 from hasten.cli.say import parse_duration
 from hasten.core.errors import HastenError
-from hasten.core.provenance import commit_of
 from hasten.core.stats import MIN_FLOOR_FRAC, Verdict
 
 SLOWDOWNS = (0.0, 0.05, 0.10, 0.20)
@@ -42,30 +42,40 @@ class CheckedJob(SteadyJob):
 
 
 def main(arguments: list[str]) -> None:
-    """Run the benchmark from the command line. Continues where an interrupted run of the same code stopped."""
+    """Run the benchmark from the command line. Continues where an interrupted run stopped."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks check", description=__doc__)
     parser.add_argument("--count", type=int, help=f"checks of each kind; by default {AA_COUNT} A/A and {SLOW_COUNT} others")
     parser.add_argument("--budget", default="10m", help="budget of each check")
     parser.add_argument("--slowdowns", type=float, nargs="+", default=SLOWDOWNS, help="shares; 0 is A/A")
+    parser.add_argument("--again", action="store_true", help="repeat what was measured")
     asked = parser.parse_args(arguments)
-    print(f"wrote {run_checks(asked.count, parse_duration(asked.budget), tuple(asked.slowdowns))}", flush=True)
+    path = run_checks(asked.count, parse_duration(asked.budget), tuple(asked.slowdowns), again=asked.again)
+    print(f"wrote {path}", flush=True)
 
 
-def run_checks(count: int | None, budget_s: float, slowdowns: tuple[float, ...] = SLOWDOWNS) -> Path:
-    """Run all checks and write their results with the raw samples."""
-    rows = _kept_rows()
+def run_checks(count: int | None, budget_s: float, slowdowns: tuple[float, ...] = SLOWDOWNS, *, again: bool = False) -> Path:
+    """Run the checks that have no row yet, and write each result with its raw samples as it comes."""
+    kept = Kept("check", "python -m benchmarks check", _whole, elsewhere=True)
     for frac in slowdowns:
         for number in range(count or (SLOW_COUNT if frac else AA_COUNT)):
-            if not any((row["injected_frac"], row["number"]) == (frac, number) for row in rows):
-                rows.append(check_once(frac, number, budget_s))
-                with _kept_file().open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-                print(_line(rows[-1]), flush=True)
-    kinds = {f"plus_{100 * frac:g}_percent" if frac else "aa": frac for frac in slowdowns}
-    summary = {name: summarize([row for row in rows if row["injected_frac"] == frac]) for name, frac in kinds.items()}
-    path = record("check", {"budget_s": budget_s, **summary}, "python -m benchmarks check")
-    _kept_file().unlink(missing_ok=True)  # the next run starts from scratch
-    return path
+            name = f"{_kind(frac)}_{number}"
+            if again or name not in kept.rows:
+                row = check_once(frac, number, budget_s)
+                kept.put(name, "check", row)
+                print(_line(row), flush=True)
+    return kept.path
+
+
+def _kind(frac: float) -> str:
+    return f"plus_{100 * frac:g}_percent" if frac else "aa"
+
+
+def _whole(rows: Mapping[str, Row], _beside: Row) -> Row:
+    """Return the rates of each kind, and all rows."""
+    checks = [row["check"] for row in rows.values()]
+    kinds = {_kind(check["injected_frac"]): check["injected_frac"] for check in checks}
+    rates = {name: summarize([check for check in checks if check["injected_frac"] == frac]) for name, frac in kinds.items()}
+    return {"kinds": rates, "rows": list(rows.values())}
 
 
 def check_once(frac: float, number: int, budget_s: float) -> dict[str, Any]:
@@ -87,11 +97,11 @@ def check_once(frac: float, number: int, budget_s: float) -> dict[str, Any]:
             ).to_dict()
         except HastenError as error:
             found = {"verdict": "failed", "headline": str(error)}
-    return {"injected_frac": frac, "number": number, **found, "seconds": monotonic() - started}
+    return {"injected_frac": frac, "number": number, "budget_s": budget_s, **found, "seconds": monotonic() - started}
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rates of the verdicts of one kind of commits, with the rows."""
+    """Return the rates of the verdicts of one kind of commits."""
     verdicts = {name: sum(row["verdict"] == name for row in rows) for name in (*map(str, Verdict), "failed")}
     false = verdicts["faster"] + verdicts["slower"]
     return {
@@ -101,27 +111,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "slower_frac": verdicts["slower"] / len(rows) if rows else None,
         "not_recurred": sum(len(row.get("sessions", ())) > 1 and row["verdict"] == "undecided" for row in rows),
         "median_seconds": median(row["seconds"] for row in rows) if rows else None,
-        "rows": rows,
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     return f"{row['injected_frac']:.0%} {row['number']}: {row['headline']}, {row['seconds']:.0f} s"
-
-
-def _kept_file() -> Path:
-    """Return the file of finished checks of the present code."""
-    path = ROOT / "hasten-out" / f"check-{commit_of(ROOT) or 'unknown'}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _kept_rows() -> list[dict[str, Any]]:
-    """Return the finished checks of an interrupted run, if the same committed code made them."""
-    path = _kept_file()
-    if path.stem.endswith(("unknown", "+changes")):
-        path.unlink(missing_ok=True)
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def _git(folder: Path, *arguments: str) -> None:

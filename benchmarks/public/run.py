@@ -87,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
         sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again,
         keep_any=asked.keep_any, rounds=asked.rounds,
     )  # fmt: skip
-    kept = Kept(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole)
+    kept = Kept(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole, elsewhere=True)
     cases = load_cases(asked.only)
     run_public(kept, {name: cases[name] for name in asked.only or cases}, run)
     print(f"wrote {kept.path}", flush=True)

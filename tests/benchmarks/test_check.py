@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import check
+from benchmarks import check, record
+from benchmarks.groundtruth import kept
 from hasten.check.check import CheckRequest
 from hasten.check.repository import Repository
 from hasten.core.errors import TrialError
@@ -37,26 +38,24 @@ def test_the_candidate_is_the_injected_slowdown_and_a_failure_is_a_row(monkeypat
 def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     verdicts = {0.0: ["same", "slower", "same", "faster"], 0.1: ["slower", "undecided", "slower", "failed"]}
     taken: list[tuple[float, int]] = []
-    written: dict[str, Any] = {}
 
     def check_once(frac: float, number: int, budget_s: float) -> dict[str, Any]:
-        if len(taken) == 3 and not written.get("interrupted"):
-            written["interrupted"] = True
+        if len(taken) == 3:
+            taken.append((frac, -1))
             raise KeyboardInterrupt
         taken.append((frac, number))
         return {"injected_frac": frac, "number": number, "verdict": verdicts[frac][number], "headline": "", "seconds": 1.0}
 
     monkeypatch.setattr(check, "check_once", check_once)
-    monkeypatch.setattr(check, "ROOT", tmp_path)
-    monkeypatch.setattr(check, "commit_of", lambda _: "abc")
-    monkeypatch.setattr(check, "record", lambda _name, found, _command: written.update(json.loads(json.dumps(found))))
+    for module in (record, kept):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     with pytest.raises(KeyboardInterrupt):
         check.run_checks(4, 10.0, (0.0, 0.1))
-    check.run_checks(4, 10.0, (0.0, 0.1))
-    assert taken == [(frac, number) for frac in (0.0, 0.1) for number in range(4)]
-    assert written["aa"]["changed_frac"] == 0.5
-    assert written["plus_10_percent"]["slower_frac"] == 0.5
-    assert written["plus_10_percent"]["verdicts"]["failed"] == 1
-    assert len(written["aa"]["rows"]) == 4
-    assert not list((tmp_path / "hasten-out").iterdir())
-    assert Verdict.SLOWER in written["aa"]["verdicts"]
+    path = check.run_checks(4, 10.0, (0.0, 0.1))
+    assert [place for place in taken if place[1] >= 0] == [(frac, number) for frac in (0.0, 0.1) for number in range(4)]
+    written = json.loads(path.read_text())
+    assert written["kinds"]["aa"]["changed_frac"] == 0.5
+    assert written["kinds"]["plus_10_percent"]["slower_frac"] == 0.5
+    assert written["kinds"]["plus_10_percent"]["verdicts"]["failed"] == 1
+    assert len(written["rows"]) == 8
+    assert Verdict.SLOWER in written["kinds"]["aa"]["verdicts"]
