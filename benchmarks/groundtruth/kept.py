@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.record import RESULTS, ROOT, provenance, record
 from hasten.core.machine import read_machine
 from hasten.core.provenance import commit_of
 
@@ -47,6 +47,8 @@ class Kept:
         self.name, self.command, self._result = name, command, result
         self.path = RESULTS / f"{name}.json"
         self.commit = measured_commit()
+        told = provenance() if elsewhere else {}
+        self._where = {"where": {key: told[key] for key in WHERE}} if elsewhere else {}
         self.rows: dict[str, Row] = {}
         self.beside: Row = {}
         if not self.path.exists():
@@ -67,7 +69,7 @@ class Kept:
 
     def put(self, name: str, part: str, found: Row) -> None:
         """Store a part of a row, and write the file."""
-        self.rows.setdefault(name, {"name": name})[part] = {**found, "commit": self.commit}
+        self.rows.setdefault(name, {"name": name})[part] = {**found, "commit": self.commit, **self._where}
         self.save()
 
     def put_beside(self, part: str, found: Row) -> None:

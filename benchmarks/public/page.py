@@ -37,7 +37,9 @@ def tables(result: Mapping[str, Any]) -> str:
     """Return all tables of the page."""
     rows, counts = result["rows"], score(result["rows"])
     commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = [f"Measured on {result['machine']}, at {commits}: {headline(result)}.", "", "## Goals", ""]
+    where = (part["where"]["machine"] for row in rows for part in row.values() if isinstance(part, dict) and "where" in part)
+    machines = " and on ".join(dict.fromkeys(where)) or result["machine"]
+    lines = [f"Measured on {machines}, at {commits}: {headline(result)}.", "", "## Goals", ""]
     lines += _goals(counts)
     lines += ["", "## Whole runs", ""]
     lines += [
@@ -156,7 +158,8 @@ def _tuned(row: Row) -> list[str]:
     outcome = _cell(tuned["words"])
     if _is_proved(tuned):
         outcome = f"**{tuned['ratio']:.2f}x** a step ({tuned['low']:.2f} to {tuned['high']:.2f}, {tuned['pairs']} pairs)"
-    lines = [f"- Tuned in {row['tune'].get('budget', '5m')}: {outcome}", f"- Plan: {_cell(plan)}"]
+    place = f" on {row['tune']['where']['machine']}" if "where" in row["tune"] else ""
+    lines = [f"- Tuned in {row['tune'].get('budget', '5m')}{place}: {outcome}", f"- Plan: {_cell(plan)}"]
     if judged := "; ".join(f"{name}: {verdict}" for name, verdict in tuned["gates"].items()):
         lines.append(f"- Losses: {_cell(judged)}")
     patch = tuned["evidence"].get("patch")
