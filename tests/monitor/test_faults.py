@@ -160,7 +160,7 @@ def fired(folder: Path) -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "updates", "at", "rules"),
-    [("sleep", 3200, 2600, {"slower", "data_wait"}), ("leak", 3600, 2400, {"memory_growth"})],
+    [("sleep", 3200, 2600, {"slower", "data_wait"}), ("leak", 4600, 2400, {"memory_growth"})],
 )
 def test_a_fault_of_the_job_is_an_alert_and_changes_no_weight(
     fault: str, updates: int, at: int, rules: set[str], tmp_path: Path

@@ -72,7 +72,8 @@ def test_it_prints_and_exits_as_without_us(tmp_path: Path, case: str) -> None:
         others = pool.submit(run, command)
         done, seen = watched(command, tmp_path)
         alone = others.result()
-    assert alone.returncode == code, alone.stderr
+    # With tabulate installed, torch's exit handlers make Python forget that it was interrupted, and end with 1.
+    assert alone.returncode in ((code, 1) if code == -signal.SIGINT else (code,)), alone.stderr
     assert done.stdout == alone.stdout
     assert done.stderr == alone.stderr
     assert done.returncode == alone.returncode

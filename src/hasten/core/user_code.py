@@ -41,7 +41,8 @@ def error_words(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg}{place_words([(error.filename or '<unknown>', error.lineno or 0)])}"
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    return f"{type(error).__name__}: {_one_line(message)}{place_words(frames)}"
+    said = f": {_one_line(message)}" if message else ""
+    return f"{type(error).__name__}{said}{place_words(frames)}"
 
 
 def traceback_words(text: str) -> str:

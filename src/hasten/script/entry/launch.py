@@ -83,6 +83,15 @@ class Seen:
         """Whether the script failed while it was watched. What happens after watching has stopped does not count."""
         return self.code != 0 and self.ranks.get(0, {}).get("ended", True)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGINT ended the script.
+
+        Python forgets that, and ends with 1, if its exit handlers evaluate code, as torch's do where tabulate is installed.
+        """
+        error = str(self.ranks.get(0, {}).get("error"))
+        return self.code == -signal.SIGINT or (self.code == 1 and error.startswith(KeyboardInterrupt.__name__))
+
 
 def run_watched(
     command: Sequence[str],

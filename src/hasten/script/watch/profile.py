@@ -107,7 +107,7 @@ def profile_script(
     def run(mode: Mode, *, quiet: bool = True) -> Seen:
         watch = Watch(mode=mode, updates=study.updates, seconds=study.seconds)
         seen = run_watched(command, watch, quiet=quiet, say=say)
-        if quiet and seen.code == -signal.SIGINT:
+        if quiet and seen.interrupted:
             raise KeyboardInterrupt
         return seen
 
@@ -139,8 +139,9 @@ def profile_script(
 def failure(seen: Seen) -> dict[str, Any]:
     """Return how a script failed: its `exit_code` (negative for a signal), the name of the `signal`, and the `error`."""
     names = {item.value: item.name for item in signal.Signals}
-    name = names.get(-seen.code, f"signal {-seen.code}") if seen.code < 0 else None
-    return {"exit_code": seen.code, "signal": name, "error": seen.ranks.get(0, {}).get("error")}
+    code = -signal.SIGINT if seen.interrupted else seen.code
+    name = names.get(-code, f"signal {-code}") if code < 0 else None
+    return {"exit_code": int(code), "signal": name, "error": seen.ranks.get(0, {}).get("error")}
 
 
 def failure_words(failed: Mapping[str, Any]) -> str:
@@ -408,7 +409,7 @@ def make_profile(
 def _check(seen: Seen) -> None:
     if seen.ranks.get(0) is not None and seen.ranks[0]["seconds"]:
         return
-    if seen.code == -signal.SIGINT:
+    if seen.interrupted:
         raise KeyboardInterrupt
     if seen.elsewhere:
         raise TrialError(ELSEWHERE_WORDS.format(count=seen.elsewhere), kind="raised")
