@@ -251,6 +251,8 @@ def test_conversations_become_a_job_that_trains(tmp_path: Path, monkeypatch: pyt
     assert "80 conversations in Mine-prepared" in made.output
     assert "left out: the role is none of" in made.output
     assert "PLANTED" not in made.output
+    text = Path("Mine.py").read_text(encoding="utf-8")
+    Path("Mine.py").write_text(text.replace("(DialogueJob):", "(DialogueJob):\n    width, depth = 16, 1"), encoding="utf-8")
     job: Any = load_job("Mine.py:Mine")
     assert len(job.train_data()) > 5
     prefer: Any = load_job("Mine.py:PreferMine")
