@@ -100,17 +100,21 @@ def run_once(job: str, fault: str, number: int, at: int, end: int) -> Row:
 
 
 def judged(row: Row) -> Row:
-    """Replay the windows of a run through the built-in rules, and return what fired and how soon."""
+    """Replay the windows of a run through the built-in rules, and return what fired and how soon.
+
+    A fault is masked if its alert was firing already: then it cannot be found.
+    """
     windows = _windows(row)
     alerts = Alerts([rule.by_guards() for rule in load_rules()[0]])
     began = perf_counter()
-    fired = [
-        (place, alert) for place, window in enumerate(windows) for alert in alerts.judge(window) if alert.state == "firing"
-    ]
+    changes = [(place, alert) for place, window in enumerate(windows) for alert in alerts.judge(window)]
     seconds = perf_counter() - began
+    fired = [(place, alert) for place, alert in changes if alert.state == "firing"]
     none = row["fault"] == "none"
     before = len(windows) if none else sum(window.to_step <= row["at"] for window in windows)
-    right = [place for place, alert in fired if place >= before and alert.rule in EXPECTED.get(row["fault"], ())]
+    expected = EXPECTED.get(row["fault"], ())
+    right = [place for place, alert in fired if place >= before and alert.rule in expected]
+    last = {alert.rule: alert.state for place, alert in changes if place < before}
     return {
         **{key: row[key] for key in ("job", "fault", "number", "exit_status")},
         "windows": len(windows),
@@ -118,6 +122,7 @@ def judged(row: Row) -> Row:
         "false_alarms": [alert.rule for place, alert in fired if place < before],
         "fired": [alert.rule for place, alert in fired if place >= before],
         "delay_windows": right[0] - before + 1 if right else None,
+        "masked": not right and any(last.get(rule) == "firing" for rule in expected),
         "judged_s": seconds,
         "cost_frac": seconds / max(sum(window.seconds for window in windows), 1e-9),
     }
@@ -134,7 +139,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         delays = [result["delay_windows"] for result in same if result["delay_windows"] is not None]
         faults[f"{job}_{fault}"] = {
             "runs": len(same),
-            "missed": len(same) - len(delays),
+            "missed": len(same) - len(delays) - sum(result["masked"] for result in same),
+            "masked": sum(result["masked"] for result in same),
             "delays_windows": delays,
             "median_delay_windows": median(delays) if delays else None,
         }

@@ -9,6 +9,19 @@ from hasten.monitor.catalogue import samplers, sinks
 from hasten.monitor.metric import OWN, TRAINING, Card
 
 _OURS = ("start", "folder")
+FAULTS = {
+    "sleep_15": "steps take 15 % longer",
+    "sleep_50": "steps take 50 % longer",
+    "neighbour": "other processes keep all cores busy",
+    "leak": "each step leaks 4 MiB",
+    "worker": "a loader worker is killed",
+    "nan": "a loss is NaN",
+    "spike": "a loss is far above the others",
+    "hang": "a step hangs for 100 s",
+    "recompiles": "a function is compiled again every 20 steps",
+}
+"""Fault of the benchmark of alerts -> what it does."""
+NOT_YET = "Not measured yet: `{}`."
 
 
 def metrics_table(_found: Any) -> str:
@@ -33,6 +46,51 @@ def sinks_table(_found: Any) -> str:
         ranks = "all" if kind.card.every_rank else "0"
         lines.append(f"| `{name}` | {kind.card.summary} | {', '.join(options) or 'none'} | {needs} | {ranks} |")
     return "\n".join(lines)
+
+
+def alerts_table(found: dict[str, Any]) -> str:
+    """Return how many windows each fault takes to be found, and how often an alert is false."""
+    result = found.get("alerts")
+    if result is None:
+        return NOT_YET.format("python -m benchmarks alerts")
+    jobs = list(dict.fromkeys(row["job"] for row in result["results"]))
+    heads = [f"windows, {job} job" for job in jobs]
+    lines = [f"| fault | {' | '.join(heads)} |", "|---" * (len(jobs) + 1) + "|"]
+    for fault, words in FAULTS.items():
+        cells = [_delays(result["faults"].get(f"{job}_{fault}")) for job in jobs]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    words = (
+        f"Windows without a fault, after the calibration: {result['undisturbed_windows']:,}. False alarms: "
+        f"{len(result['false_alarms'])}, or {result['false_alarms_per_1000']:.1f} in 1,000 windows. Judging takes "
+        f"{result['median_judging_frac']:.3%} of a window's time. Measured on {_machines(result)}."
+    )
+    return "\n".join([*lines, "", words])
+
+
+def check_table(found: dict[str, Any]) -> str:
+    """Return how often `hasten check` gives each verdict on commits whose slowdown is known."""
+    result = found.get("check")
+    if result is None:
+        return NOT_YET.format("python -m benchmarks check")
+    verdicts = ("faster", "same", "slower", "undecided", "failed")
+    lines = [f"| the commit | checks | {' | '.join(verdicts)} | median time |", "|---" * (len(verdicts) + 3) + "|"]
+    for name, kind in result["kinds"].items():
+        words = "changes nothing" if name == "aa" else f"takes {name.split('_')[1]} % longer"
+        counts = " | ".join(str(kind["verdicts"][verdict]) for verdict in verdicts)
+        lines.append(f"| {words} | {kind['checks']} | {counts} | {kind['median_seconds']:.0f} s |")
+    return "\n".join([*lines, "", f"Measured on {_machines(result)}."])
+
+
+def _delays(runs: dict[str, Any] | None) -> str:
+    if runs is None:
+        return "not measured"
+    delays = [str(delay) for delay in runs["delays_windows"]]
+    return ", ".join(delays + ["missed"] * runs["missed"] + ["fired before"] * runs["masked"])
+
+
+def _machines(result: dict[str, Any]) -> str:
+    parts = (part for row in result["rows"] for part in row.values() if isinstance(part, dict))
+    return " and on ".join(dict.fromkeys(part["where"]["machine"] for part in parts))
 
 
 def _source(card: Card) -> str:

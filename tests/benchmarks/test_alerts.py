@@ -30,8 +30,10 @@ def test_delays_misses_and_false_alarms_are_counted() -> None:
     assert (found["delay_windows"], found["false_alarms"], found["undisturbed_windows"]) == (3, [], 20)
     assert judged(row("sleep_15", 1.02))["delay_windows"] is None
     assert judged(row("none", 1.2, slow_before=5))["false_alarms"] == ["slower", "slower"]
+    already = row("sleep_15", 1.15, slow_before=15)
+    assert (judged(already)["delay_windows"], judged(already)["masked"]) == (None, True)
     result = summarize([row("sleep_15", 1.15), row("sleep_15", 1.02), row("none", 1.2)])
-    assert result["faults"]["text_sleep_15"]["missed"] == 1
+    assert (result["faults"]["text_sleep_15"]["missed"], result["faults"]["text_sleep_15"]["masked"]) == (1, 0)
     assert result["faults"]["text_sleep_15"]["median_delay_windows"] == 3
     assert result["undisturbed_windows"] == 20 + 20 + 30
     assert result["false_alarms_per_1000"] == pytest.approx(1000 / 70)
