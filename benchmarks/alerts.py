@@ -69,17 +69,17 @@ def main(arguments: list[str]) -> None:
     for number, job, fault in runs:
         name = f"{job}_{fault}_{number}"
         if (fault == "none" or number < asked.count) and (asked.again or name not in kept.rows):
-            row = run_once(job, fault, number, *JOBS[job])
+            row = run_once(job, fault, number)
             kept.put(name, "run", row)
             print(_line(row), flush=True)
     kept.save()
     print(f"wrote {kept.path}", flush=True)
 
 
-def run_once(job: str, fault: str, number: int, at: int, end: int) -> Row:
+def run_once(job: str, fault: str, number: int) -> Row:
     """Train a job with a fault in a process of its own, and return its windows."""
     with tempfile.TemporaryDirectory(prefix="hasten-") as name:
-        command = [sys.executable, "-m", "benchmarks.alerts", job, fault, str(at), str(end), name]
+        command = [sys.executable, "-m", "benchmarks.alerts", job, fault, str(number), name]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_S, check=False)
             ended, words = done.returncode, done.stdout + done.stderr
@@ -91,7 +91,7 @@ def run_once(job: str, fault: str, number: int, at: int, end: int) -> Row:
         "job": job,
         "fault": fault,
         "number": number,
-        "at": at,
+        "at": JOBS[job][0],
         "exit_status": ended,
         "said": words[-1000:],
         "units": {name: unit for name, unit in units.items() if unit != "1"},
@@ -193,11 +193,13 @@ def _windows(row: Row) -> list[Window]:
     return [Window.from_dict(line, start) for line in row["windows"]]
 
 
-def train_disturbed(job: str, fault: str, at: int, end: int, out: Path) -> None:
+def train_disturbed(job: str, fault: str, number: int, out: Path) -> None:
     """Train a job with a fault in this process."""
     kind: type[hasten.Job] = LoaderBoundJob
     if job == "text":  # its documents are padded, so that all its steps take the same time
         kind = type("ShortTextJob", (type(load_job(str(ROOT / "examples" / "text.py") + ":TextJob")),), {"batch_size": 2})
+    kind = type("SeededJob", (kind,), {"seed": number})
+    at, end = JOBS[job]
     disturbs = Fault(fault, at)
     workers = {"loader_workers": {"num_workers": 2}} if fault == "worker" else {}
     options = RunOptions(observe=follow_loop(out), non_finite=NonFinitePolicy(policy="skip"))
@@ -209,6 +211,6 @@ def train_disturbed(job: str, fault: str, at: int, end: int, out: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        train_disturbed(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+        train_disturbed(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
     except HastenError as error:
         sys.exit(f"{type(error).__name__}: {error}")
