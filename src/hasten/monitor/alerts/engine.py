@@ -13,6 +13,9 @@ from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, symptoms
 from hasten.monitor.window import Window
 
 State = Literal["pending", "firing", "resolved"]
+COMPUTES = ("forward", "backward", "optimizer")
+UNSEEN = "No other process here explains it: longer batches may, or other tenants of a virtual machine"
+"""Said if a phase that computes on the CPU takes longer and no symptom is seen: one core's clock may be as before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,7 @@ class Alerts:
             return self._memory_words()
         if rule.metric != STEP and not rule.metric.startswith(SHARE) and rule.kind != "slow_rank":
             return ""
-        causes = []
+        causes, computes = [], False
         proved = self._proved if rule.name == CONTRACT else {}
 
         def usual_of(metric: str) -> float | None:
@@ -189,11 +192,13 @@ class Alerts:
             name = max(grown, key=lambda phase: grown[phase], default="")
             if name and grown[name] > 0.3 * (now - before):
                 causes.append(f"The phase `{name}` takes {seconds_text(grown[name])} more per step")
+                computes = name in COMPUTES and "gpu.utilization" not in window.values
+        seen = []
         for symptom in self._symptoms:
             value, usual = value_of(symptom.metric, window), first.usual(symptom.metric)
             if value is not None and value - (usual or 0.0) > symptom.change:
-                causes.append(symptom.says.format(value=value, usual=usual or 0.0))
-        return ". ".join(causes[:3])
+                seen.append(symptom.says.format(value=value, usual=usual or 0.0))
+        return ". ".join([*causes, *(seen or [UNSEEN] * computes)][:3])
 
 
 def episodes(alerts: Sequence[Alert]) -> list[tuple[Alert, int | None]]:
