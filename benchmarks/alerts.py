@@ -26,7 +26,7 @@ from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
 from hasten.monitor.alerts.engine import Alerts
-from hasten.monitor.alerts.judge import FIRST, WARM_UP
+from hasten.monitor.alerts.judge import FIRST, WARM_UP, step_s
 from hasten.monitor.alerts.rule import load_rules, symptoms
 from hasten.monitor.of_loop import follow_loop
 from hasten.monitor.window import Start, Window
@@ -46,13 +46,14 @@ EXPECTED = {
     "sleep_50": ("slower", "data_wait"),
     "neighbour": ("slower", "data_wait"),
     "leak": ("memory_growth",),
-    "worker": ("worker_died",),
     "nan": ("loss_not_finite",),
     "spike": ("loss_spike",),
     "hang": ("stalled",),
     "recompiles": ("recompiles",),
 }
 """Fault -> rules of which one must fire."""
+LEAST_FRAC = next(rule.change for rule in load_rules()[0] if rule.name == "slower")
+"""A fault that is to make steps slower does no harm below this."""
 
 
 def main(arguments: list[str]) -> None:
@@ -102,7 +103,8 @@ def run_once(job: str, fault: str, number: int) -> Row:
 def judged(row: Row) -> Row:
     """Replay the windows of a run through the built-in rules, and return what fired and how soon.
 
-    A fault is masked if its alert was firing already: then it cannot be found.
+    A fault is masked if its alert was firing already: then it cannot be found. If it is to make steps slower, the row says
+    by how much it did.
     """
     windows = _windows(row)
     alerts = Alerts([rule.by_guards() for rule in load_rules()[0]])
@@ -122,10 +124,17 @@ def judged(row: Row) -> Row:
         "false_alarms": [alert.rule for place, alert in fired if place < before],
         "fired": [alert.rule for place, alert in fired if place >= before],
         "delay_windows": right[0] - before + 1 if right else None,
+        "slowed_frac": slowed_frac(windows[WARM_UP:before], windows[before:]) if "slower" in expected else None,
         "masked": not right and any(last.get(rule) == "firing" for rule in expected),
         "judged_s": seconds,
         "cost_frac": seconds / max(sum(window.seconds for window in windows), 1e-9),
     }
+
+
+def slowed_frac(before: Sequence[Window], after: Sequence[Window]) -> float:
+    """Return by how much steps take longer after a fault than before, in the median of windows."""
+    usual, now = (median(seconds for window in windows if (seconds := step_s(window))) for windows in (before, after))
+    return now / usual - 1.0
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -137,10 +146,13 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             continue
         same = [result for result in results if (result["job"], result["fault"]) == (job, fault)]
         delays = [result["delay_windows"] for result in same if result["delay_windows"] is not None]
+        lost = [result for result in same if result["delay_windows"] is None]
+        harmless = [result for result in lost if not result["masked"] and (result["slowed_frac"] or 1.0) < LEAST_FRAC]
         faults[f"{job}_{fault}"] = {
             "runs": len(same),
-            "missed": len(same) - len(delays) - sum(result["masked"] for result in same),
-            "masked": sum(result["masked"] for result in same),
+            "missed": len(lost) - len(harmless) - sum(result["masked"] for result in lost),
+            "masked": sum(result["masked"] for result in lost),
+            "harmless": len(harmless),
             "delays_windows": delays,
             "median_delay_windows": median(delays) if delays else None,
         }
@@ -173,7 +185,7 @@ def _line(row: Row) -> str:
 def _metrics() -> set[str]:
     """Return the metrics that rules and symptoms read, of those that a window holds as values."""
     named = {rule.metric for rule in load_rules()[0]} | {symptom.metric for symptom in symptoms()}
-    return (named | {"loader.workers", "loader.workers_alive"}) - {"", "step", "share.data"}
+    return (named) - {"", "step", "share.data"}
 
 
 def _short(window: Window) -> dict[str, Any]:
@@ -201,10 +213,9 @@ def train_disturbed(job: str, fault: str, number: int, out: Path) -> None:
     kind = type("SeededJob", (kind,), {"seed": number})
     at, end = JOBS[job]
     disturbs = Fault(fault, at)
-    workers = {"loader_workers": {"num_workers": 2}} if fault == "worker" else {}
     options = RunOptions(observe=follow_loop(out), non_finite=NonFinitePolicy(policy="skip"))
     try:
-        train(faulty(kind, disturbs), Plan.from_dict(workers, catalogue()), out, max_updates=end, options=options)
+        train(faulty(kind, disturbs), Plan.from_dict({}, catalogue()), out, max_updates=end, options=options)
     finally:
         disturbs.end()
 

@@ -14,7 +14,6 @@ FAULTS = {
     "sleep_50": "steps take 50 % longer",
     "neighbour": "other processes keep all cores busy",
     "leak": "each step leaks 4 MiB",
-    "worker": "a loader worker is killed",
     "nan": "a loss is NaN",
     "spike": "a loss is far above the others",
     "hang": "a step hangs for 100 s",
@@ -85,7 +84,9 @@ def _delays(runs: dict[str, Any] | None) -> str:
     if runs is None:
         return "not measured"
     delays = [str(delay) for delay in runs["delays_windows"]]
-    return ", ".join(delays + ["missed"] * runs["missed"] + ["fired before"] * runs["masked"])
+    return ", ".join(
+        delays + ["missed"] * runs["missed"] + ["fired before"] * runs["masked"] + ["no effect"] * runs["harmless"]
+    )
 
 
 def _machines(result: dict[str, Any]) -> str:

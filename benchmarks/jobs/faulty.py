@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 import hasten
 from benchmarks.jobs.steady import SteadyJob
@@ -25,7 +24,7 @@ HANG_S = 100.0
 """Seconds of the hang: longer than the watchdog always allows."""
 LEAKED = 2**20
 """Elements that each step leaks, in float32."""
-FAULTS = ("none", "sleep_15", "sleep_50", "neighbour", "leak", "worker", "nan", "spike", "hang", "recompiles")
+FAULTS = ("none", "sleep_15", "sleep_50", "neighbour", "leak", "nan", "spike", "hang", "recompiles")
 
 
 class Slept(Dataset[Any]):
@@ -34,24 +33,17 @@ class Slept(Dataset[Any]):
     Args:
         data: The samples.
         seconds: Time that a sample takes. May be changed, also while worker processes read.
-
-    Attributes:
-        kills_worker: Set to 1 to kill the next worker process that reads a sample.
     """
 
     def __init__(self, data: Any, seconds: float) -> None:
         self._data = data
         self.seconds: Any = multiprocessing.Value("d", seconds)
-        self.kills_worker: Any = multiprocessing.Value("i", 0)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
         """Read a sample."""
-        if get_worker_info() is not None and self.kills_worker.value:
-            self.kills_worker.value = 0
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.seconds.value:
             time.sleep(self.seconds.value)
         return self._data[index]
@@ -119,8 +111,6 @@ class Fault:
         elif first and self._name == "neighbour":
             spin = [sys.executable, "-c", "while True: pass"]
             self._neighbours = [subprocess.Popen(spin) for _ in range(len(os.sched_getaffinity(0)))]
-        elif first and self._name == "worker" and self._data is not None:
-            self._data.kills_worker.value = 1
         elif disturbed and self._name == "leak":
             self._leaked.append(torch.ones(LEAKED))
 
