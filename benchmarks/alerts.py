@@ -113,7 +113,7 @@ def judged(row: Row) -> Row:
     seconds = perf_counter() - began
     fired = [(place, alert) for place, alert in changes if alert.state == "firing"]
     none = row["fault"] == "none"
-    before = len(windows) if none else sum(window.to_step <= row["at"] for window in windows)
+    before = len(windows) if none else sum(_is_before(window, row["at"]) for window in windows)
     expected = EXPECTED.get(row["fault"], ())
     right = [place for place, alert in fired if place >= before and alert.rule in expected]
     last = {alert.rule: alert.state for place, alert in changes if place < before}
@@ -129,6 +129,11 @@ def judged(row: Row) -> Row:
         "judged_s": seconds,
         "cost_frac": seconds / max(sum(window.seconds for window in windows), 1e-9),
     }
+
+
+def _is_before(window: Window, at: int) -> bool:
+    """Whether a window ended before the fault. One without a step at that step is part of it: a hang."""
+    return window.to_step < at or (window.to_step == at and window.steps > 0)
 
 
 def slowed_frac(before: Sequence[Window], after: Sequence[Window]) -> float:

@@ -12,6 +12,7 @@ import hasten
 from benchmarks.alerts import EXPECTED, judged, summarize
 from benchmarks.jobs.faulty import FAULTS, Fault, LoaderBoundJob, faulty
 from hasten.monitor.alerts.rule import load_rules
+from hasten.monitor.window import Mark
 from tests.monitor.test_alerts import window
 
 
@@ -35,6 +36,10 @@ def test_delays_misses_and_false_alarms_are_counted() -> None:
     result = summarize([row("sleep_15", 1.15), row("sleep_15", 1.02), row("none", 1.2)])
     outcomes = result["faults"]["text_sleep_15"]
     assert (outcomes["missed"], outcomes["masked"], outcomes["harmless"]) == (0, 0, 1)  # 2 % longer is below the rule's 8 %
+    hung = row("hang", 1.0)
+    mark = Mark(name="standstill", step=600, at=0.0, seconds=0.0, words="no step ends")
+    hung["windows"][30:] = [window(30, steps=0).to_dict(), window(30, steps=0, marks=(mark,)).to_dict()]
+    assert (judged(hung)["false_alarms"], judged(hung)["delay_windows"]) == ([], 2)
     result = summarize([row("sleep_15", 1.15), row("leak", 1.0), row("none", 1.2)])
     assert result["faults"]["text_leak"]["missed"] == 1
     assert result["faults"]["text_sleep_15"]["median_delay_windows"] == 3
