@@ -113,7 +113,7 @@ def judged(row: Row) -> Row:
     seconds = perf_counter() - began
     fired = [(place, alert) for place, alert in changes if alert.state == "firing"]
     none = row["fault"] == "none"
-    before = len(windows) if none else sum(_is_before(window, row["at"]) for window in windows)
+    before = len(windows) if none else _ended_before(windows, row["at"])
     expected = EXPECTED.get(row["fault"], ())
     right = [place for place, alert in fired if place >= before and alert.rule in expected]
     last = {alert.rule: alert.state for place, alert in changes if place < before}
@@ -131,9 +131,12 @@ def judged(row: Row) -> Row:
     }
 
 
-def _is_before(window: Window, at: int) -> bool:
-    """Whether a window ended before the fault. One without a step at that step is part of it: a hang."""
-    return window.to_step < at or (window.to_step == at and window.steps > 0)
+def _ended_before(windows: Sequence[Window], at: int) -> int:
+    """Return the number of windows that ended before a fault. Those without a step that precede it are part of it: a hang."""
+    count = sum(window.to_step <= at for window in windows)
+    while count and not windows[count - 1].steps:
+        count -= 1
+    return count
 
 
 def slowed_frac(before: Sequence[Window], after: Sequence[Window]) -> float:
