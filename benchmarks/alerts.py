@@ -132,7 +132,7 @@ def judged(row: Row) -> Row:
 
 
 def _ended_before(windows: Sequence[Window], at: int) -> int:
-    """Return the number of windows that ended before a fault. Those without a step that precede it are part of it: a hang."""
+    """Return the number of windows that ended before a fault. Last ones without a step are part of it: a hang."""
     count = sum(window.to_step <= at for window in windows)
     while count and not windows[count - 1].steps:
         count -= 1
