@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from hasten.monitor.catalogue import samplers, sinks
@@ -47,7 +48,7 @@ def sinks_table(_found: Any) -> str:
     return "\n".join(lines)
 
 
-def alerts_table(found: dict[str, Any]) -> str:
+def alerts_table(found: Mapping[str, Any]) -> str:
     """Return how many windows each fault takes to be found, and how often an alert is false."""
     result = found.get("alerts")
     if result is None:
@@ -66,7 +67,7 @@ def alerts_table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", words])
 
 
-def check_table(found: dict[str, Any]) -> str:
+def check_table(found: Mapping[str, Any]) -> str:
     """Return how often `hasten check` gives each verdict on commits whose slowdown is known."""
     result = found.get("check")
     if result is None:
