@@ -139,10 +139,10 @@ def _ended_before(windows: Sequence[Window], at: int) -> int:
     return count
 
 
-def slowed_frac(before: Sequence[Window], after: Sequence[Window]) -> float:
-    """Return by how much steps take longer after a fault than before, in the median of windows."""
-    usual, now = (median(seconds for window in windows if (seconds := step_s(window))) for windows in (before, after))
-    return now / usual - 1.0
+def slowed_frac(before: Sequence[Window], after: Sequence[Window]) -> float | None:
+    """Return by how much steps take longer after a fault than before, in the median of windows; None if a run has none."""
+    usual, now = ([seconds for window in windows if (seconds := step_s(window))] for windows in (before, after))
+    return median(now) / median(usual) - 1.0 if usual and now else None
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
@@ -155,7 +155,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         same = [result for result in results if (result["job"], result["fault"]) == (job, fault)]
         delays = [result["delay_windows"] for result in same if result["delay_windows"] is not None]
         lost = [result for result in same if result["delay_windows"] is None]
-        harmless = [result for result in lost if not result["masked"] and (result["slowed_frac"] or 1.0) < LEAST_FRAC]
+        slowed = [result for result in lost if not result["masked"] and result["slowed_frac"] is not None]
+        harmless = [result for result in slowed if result["slowed_frac"] < LEAST_FRAC]
         faults[f"{job}_{fault}"] = {
             "runs": len(same),
             "missed": len(lost) - len(harmless) - sum(result["masked"] for result in lost),
@@ -193,7 +194,7 @@ def _line(row: Row) -> str:
 def _metrics() -> set[str]:
     """Return the metrics that rules and symptoms read, of those that a window holds as values."""
     named = {rule.metric for rule in load_rules()[0]} | {symptom.metric for symptom in symptoms()}
-    return (named) - {"", "step", "share.data"}
+    return named - {"", "step", "share.data"}
 
 
 def _short(window: Window) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.groundtruth.kept import machines
 from hasten.monitor.catalogue import samplers, sinks
 from hasten.monitor.metric import OWN, TRAINING, Card
 
@@ -62,7 +63,7 @@ def alerts_table(found: Mapping[str, Any]) -> str:
     words = (
         f"Windows without a fault, after the calibration: {result['undisturbed_windows']:,}. False alarms: "
         f"{len(result['false_alarms'])}, or {result['false_alarms_per_1000']:.1f} in 1,000 windows. Judging takes "
-        f"{result['median_judging_frac']:.3%} of a window's time. Measured on {_machines(result)}."
+        f"{result['median_judging_frac']:.3%} of a window's time. Measured on {machines(result['rows'])}."
     )
     return "\n".join([*lines, "", words])
 
@@ -78,7 +79,7 @@ def check_table(found: Mapping[str, Any]) -> str:
         words = "changes nothing" if name == "aa" else f"takes {name.split('_')[1]} % longer"
         counts = " | ".join(str(kind["verdicts"][verdict]) for verdict in verdicts)
         lines.append(f"| {words} | {kind['checks']} | {counts} | {kind['median_seconds']:.0f} s |")
-    return "\n".join([*lines, "", f"Measured on {_machines(result)}."])
+    return "\n".join([*lines, "", f"Measured on {machines(result['rows'])}."])
 
 
 def _delays(runs: dict[str, Any] | None) -> str:
@@ -88,11 +89,6 @@ def _delays(runs: dict[str, Any] | None) -> str:
     return ", ".join(
         delays + ["missed"] * runs["missed"] + ["fired before"] * runs["masked"] + ["no effect"] * runs["harmless"]
     )
-
-
-def _machines(result: dict[str, Any]) -> str:
-    parts = (part for row in result["rows"] for part in row.values() if isinstance(part, dict))
-    return " and on ".join(dict.fromkeys(part["where"]["machine"] for part in parts))
 
 
 def _source(card: Card) -> str:

@@ -126,6 +126,15 @@ def _false_verdicts(aa: Mapping[str, Any]) -> str:
     return f"{aa['false_verdicts']} false verdicts in {aa['comparisons']} comparisons"
 
 
+def _pipeline_kills(found: Found) -> str:
+    chaos = found["pipeline"]["parts"]["chaos"]
+    kills = sum(chaos["kills"].values())
+    return (
+        f"Measured on {chaos['where']['machine']}: {kills} kills at random moments in {chaos['rounds']} runs; "
+        f"{chaos['wrong']} runs ended with other weights, and {chaos['run_again']} finished stages ran again."
+    )
+
+
 def _honesty(found: Found) -> list[Line]:
     rows: list[Line] = []
     if aa := found.get("aa"):
@@ -274,6 +283,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),
     "ocr": lambda found: recipes.ocr(found["recipes"]),
     "packing": _lines("packing", packing_table),
+    "pipeline_kills": _pipeline_kills,
     "pipeline_queue": queue_table.table,
     "pipeline_readers": readers_table.table,
     "plan_example": plan_example,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from benchmarks.record import RESULTS, ROOT, provenance, record
@@ -82,6 +82,12 @@ class Kept:
         result = self._result(self.rows, self.beside)
         commits = sorted({part["commit"] for row in self.rows.values() for part in row.values() if _is_part(part)})
         record(self.name, {**result, "row_commits": commits, "beside": self.beside}, self.command)
+
+
+def machines(rows: Iterable[Row]) -> str:
+    """Name the machines on which the parts of rows were measured; empty if none says so."""
+    parts = (part for row in rows for part in row.values() if isinstance(part, dict) and "where" in part)
+    return " and on ".join(dict.fromkeys(part["where"]["machine"] for part in parts))
 
 
 def _is_part(value: object) -> bool:

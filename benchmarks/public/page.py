@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from benchmarks.groundtruth.kept import machines
 from benchmarks.public.verdict import Row, as_without, found, reached, score
 
 MOST_PHASES = 3
@@ -37,9 +38,8 @@ def tables(result: Mapping[str, Any]) -> str:
     """Return all tables of the page."""
     rows, counts = result["rows"], score(result["rows"])
     commits = ", ".join(result["row_commits"]) or "unknown"
-    where = (part["where"]["machine"] for row in rows for part in row.values() if isinstance(part, dict) and "where" in part)
-    machines = " and on ".join(dict.fromkeys(where)) or result["machine"]
-    lines = [f"Measured on {machines}, at {commits}: {headline(result)}.", "", "## Goals", ""]
+    place = machines(rows) or result["machine"]
+    lines = [f"Measured on {place}, at {commits}: {headline(result)}.", "", "## Goals", ""]
     lines += _goals(counts)
     lines += ["", "## Whole runs", ""]
     lines += [

@@ -36,6 +36,9 @@ def test_delays_misses_and_false_alarms_are_counted() -> None:
     result = summarize([row("sleep_15", 1.15), row("sleep_15", 1.02), row("none", 1.2)])
     outcomes = result["faults"]["text_sleep_15"]
     assert (outcomes["missed"], outcomes["masked"], outcomes["harmless"]) == (0, 0, 1)  # 2 % longer is below the rule's 8 %
+    ended = row("sleep_15", 1.15)
+    ended["windows"] = ended["windows"][:30]
+    assert summarize([ended])["faults"]["text_sleep_15"]["missed"] == 1
     hung = row("hang", 1.0)
     mark = Mark(name="standstill", step=600, at=0.0, seconds=0.0, words="no step ends")
     hung["windows"][30:] = [window(30, steps=0).to_dict(), window(30, steps=0, marks=(mark,)).to_dict()]

@@ -89,10 +89,10 @@ def test_a_slow_phase_is_named_with_the_first_slow_step() -> None:
 
 def test_computing_that_is_slower_for_no_visible_reason_is_said_to_be() -> None:
     windows = [window(number) for number in range(20)]
-    slow = [window(number, 0.12) for number in range(20, 30)]
+    slow = [window(number, 0.12, values={"system.cpu.others": 0.0}) for number in range(20, 30)]
     (alert,) = changes([*windows, *slow], [rule("slower")])
     assert alert.cause.startswith("The phase `forward` takes 18 ms more per step. No other process here explains it")
-    on_gpu = [window(number, 0.12, values={"gpu.utilization": 0.9}) for number in range(20, 30)]
+    on_gpu = [window(number, 0.12, values={"system.cpu.others": 0.0, "gpu.utilization": 0.9}) for number in range(20, 30)]
     (alert,) = changes([*windows, *on_gpu], [rule("slower")])
     assert alert.cause == "The phase `forward` takes 18 ms more per step"
 

@@ -13,6 +13,7 @@ from hasten.monitor.alerts.rule import CONTRACT, Action, Rule, symptoms
 from hasten.monitor.window import Window
 
 State = Literal["pending", "firing", "resolved"]
+_OTHERS = "system.cpu.others"
 COMPUTES = ("forward", "backward", "optimizer")
 UNSEEN = "No other process here explains it: longer batches may, or other tenants of a virtual machine"
 """Said if a phase that computes on the CPU takes longer and no symptom is seen: one core's clock may be as before."""
@@ -192,13 +193,15 @@ class Alerts:
             name = max(grown, key=lambda phase: grown[phase], default="")
             if name and grown[name] > 0.3 * (now - before):
                 causes.append(f"The phase `{name}` takes {seconds_text(grown[name])} more per step")
-                computes = name in COMPUTES and "gpu.utilization" not in window.values
+                computes = name in COMPUTES and _OTHERS in window.values and "gpu.utilization" not in window.values
         seen = []
         for symptom in self._symptoms:
             value, usual = value_of(symptom.metric, window), first.usual(symptom.metric)
             if value is not None and value - (usual or 0.0) > symptom.change:
                 seen.append(symptom.says.format(value=value, usual=usual or 0.0))
-        return ". ".join([*causes, *(seen or [UNSEEN] * computes)][:3])
+        if computes and not seen:
+            seen.append(UNSEEN)
+        return ". ".join([*causes, *seen][:3])
 
 
 def episodes(alerts: Sequence[Alert]) -> list[tuple[Alert, int | None]]:

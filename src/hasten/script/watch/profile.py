@@ -141,7 +141,7 @@ def failure(seen: Seen) -> dict[str, Any]:
     names = {item.value: item.name for item in signal.Signals}
     code = -signal.SIGINT if seen.interrupted else seen.code
     name = names.get(-code, f"signal {-code}") if code < 0 else None
-    return {"exit_code": int(code), "signal": name, "error": seen.ranks.get(0, {}).get("error")}
+    return {"exit_code": code, "signal": name, "error": seen.ranks.get(0, {}).get("error")}
 
 
 def failure_words(failed: Mapping[str, Any]) -> str:
