@@ -26,9 +26,9 @@ from benchmarks.data_layer.result import row_name, whole
 from benchmarks.data_layer.sizes import RECORD, SMALL, Sizes
 from benchmarks.data_layer.systems import WORKLOADS, Workload
 from benchmarks.data_layer.table import tables
-from benchmarks.groundtruth.kept import WHERE, Kept, Row
+from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end
-from benchmarks.record import ROOT, provenance
+from benchmarks.record import ROOT
 from hasten.cli.say import progress_on
 from hasten.core.machine import read_machine
 
@@ -66,8 +66,6 @@ def _show(parts: Sequence[str], sizes: Sizes) -> None:
 def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
     """Measure parts, and record each as soon as it is complete."""
     kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole, elsewhere=True)
-    told = provenance()
-    where = {key: told[key] for key in WHERE}
     for part in parts:
         if not again and _is_fresh(kept, part):
             print(f"{part}: already measured at this commit", flush=True)
@@ -76,8 +74,7 @@ def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
         # Rows of a part are compared with each other, so none of another run may stay.
         kept.rows = {name: row for name, row in kept.rows.items() if not name.startswith(f"{part}: ")}
         for name, found in measured.items():
-            kept.rows[name] = {"name": name, "measured": {**found, "commit": kept.commit, "where": where}}
-        kept.save()
+            kept.put(name, "measured", found)
     print(f"wrote {kept.path}", flush=True)
 
 

@@ -65,6 +65,18 @@ def test_failures_are_not_called_good_shape() -> None:
     assert "every candidate failed" in headline(parse(evidence)).line
 
 
+def test_runs_that_do_not_repeat_are_not_called_good_shape() -> None:
+    evidence = empty_plan()
+    tried = [candidate for candidate in evidence["rungs"] if candidate.get("numerics")]
+    for candidate in tried:
+        candidate["numerics"]["verdict"] = "failed"
+    evidence["noise"]["repeats"] = False
+    found = headline(parse(evidence))
+    assert f"two plain runs with the same seed gave other losses, so for {len(tried)} of " in found.line
+    evidence["noise"]["repeats"] = True
+    assert headline(parse(evidence)).line == IN_GOOD_SHAPE
+
+
 def test_a_job_is_called_in_good_shape_only_if_measured() -> None:
     evidence = empty_plan()
     tried = [candidate for candidate in evidence["rungs"] if candidate.get("comparison")]

@@ -119,7 +119,7 @@ def test_calibration_sets_the_floor_and_finds_that_the_job_repeats(screen: Scree
     assert screen.floor_frac >= MIN_FLOOR_FRAC
     assert found.gate is None
     assert found.evidence == []
-    assert screen.repeats()
+    assert screen.repeatable
     turns = len(found.comparison.samples) // 2
     assert FUTILE_TURNS <= turns <= LOUD_TURNS + MAX_RETAKES
     order = "".join(sample.arm for sample in found.comparison.samples)

@@ -332,3 +332,19 @@ def test_the_environment_of_a_trial_shares_compiled_code_unless_overridden(tmp_p
     assert ours["HOME"] == "/home/me"
     assert Path(ours["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(tmp_path)
     assert trial_environment(tmp_path, {"TORCHINDUCTOR_CACHE_DIR": "/mine"})["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("environ", "seed", "used"),
+    [
+        ({}, 3, "3"),
+        ({}, None, "0"),
+        ({}, 2**32 + 3, "3"),
+        ({"PYTHONHASHSEED": "random"}, 3, "3"),
+        ({"PYTHONHASHSEED": "7"}, 3, "7"),
+    ],
+)
+def test_sets_of_strings_have_the_same_order_in_trials_with_the_same_seed(
+    tmp_path: Path, environ: dict[str, str], seed: int | None, used: str
+) -> None:
+    assert trial_environment(tmp_path, environ, seed=seed)["PYTHONHASHSEED"] == used

@@ -33,12 +33,6 @@ def blamed(error: BaseException, techniques: Iterable[Technique]) -> list[str]:
     return []
 
 
-def error_words(error: BaseException) -> str:
-    """Return the class and the message of an error on one line."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message[:300]}".removesuffix(": ")
-
-
 def _globals(trace: TracebackType | None) -> Iterator[dict[str, Any]]:
     while trace is not None:
         yield trace.tb_frame.f_globals

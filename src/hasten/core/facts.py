@@ -114,6 +114,14 @@ class JobFacts:
         for name in ("param_dtypes", "forms"):  # lists if they come from another process
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
+    @property
+    def why_not_by_index(self) -> str:
+        """Why samples cannot be read by index; empty if they can."""
+        if self.num_samples is not None:
+            return ""
+        source = "the script's batches do not come from" if self.in_script else "the job has an iterable dataset, not"
+        return f"{source} a dataset that is read by index"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

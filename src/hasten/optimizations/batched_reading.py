@@ -41,8 +41,8 @@ class BatchedReading(Optimization):
     @classmethod
     def fit(cls, facts: Facts) -> Fit:
         """Applies if the dataset can read several samples in one call, and samples need no random seeds of their own."""
-        if facts.job.num_samples is None:
-            return Fit.no("an iterable dataset cannot be read by index")
+        if why := facts.job.why_not_by_index:
+            return Fit.no(why)
         if facts.job.is_table and not facts.job.num_workers:
             return Fit.yes(max_gain_frac=facts.form_frac("gather", facts.ceiling_frac("input")), settings=[cls()])
         if facts.job.in_script:

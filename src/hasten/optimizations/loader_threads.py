@@ -59,8 +59,8 @@ class LoaderThreads(Optimization):
     def fit(cls, facts: Facts) -> Fit:
         """Applies if reading draws no random numbers, and either mostly waits or can use a second core."""
         job, cores = facts.job, facts.machine.cores.value
-        if job.num_samples is None:
-            return Fit.no("an iterable dataset cannot be read by index")
+        if why := job.why_not_by_index:
+            return Fit.no(why)
         if job.num_workers:
             return Fit.no(f"the job already uses {job.num_workers} worker processes")
         if job.num_threads:

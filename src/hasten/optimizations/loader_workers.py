@@ -84,8 +84,8 @@ class LoaderWorkers(Optimization):
 
         If the job already uses workers, it is unknown whether they wait or compute, so other numbers of workers are tried.
         """
-        if facts.job.num_samples is None:
-            return Fit.no("each worker would read the whole iterable dataset")
+        if why := facts.job.why_not_by_index:
+            return Fit.no(why)
         if facts.job.num_threads:
             return Fit.no(f"the job already prefetches in {facts.job.num_threads} threads")
         room, free = _batches_that_fit(facts), facts.machine.shared_memory_bytes

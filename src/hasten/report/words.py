@@ -329,6 +329,13 @@ def _without_final(evidence: Evidence) -> Headline:
         if failed == len(tried):
             detail = "every candidate failed, so this says nothing about the job. Read the reasons below."
             return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "bad")
+        unlike = sum(candidate.numerics is not None and candidate.numerics.verdict == "failed" for candidate in tried)
+        if unlike and evidence.noise is not None and evidence.noise.repeats is False:
+            detail = (
+                f"two plain runs with the same seed gave other losses, so for {unlike} of {len(tried)} candidates harm "
+                "cannot be told from chance. Seed everything that the training draws at random, and tune again."
+            )
+            return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "open")
         left_open = sum(_hides_a_gain(candidate) for candidate in tried)
         if failed or left_open:
             counts = ((failed, "failed"), (left_open, "left undecided"))

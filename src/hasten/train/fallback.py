@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hasten.core.blame import blamed, error_words
+from hasten.core.blame import blamed
 from hasten.core.card import Numerics
 from hasten.core.errors import DataError, LossError, PlanError
 from hasten.core.job import Job
 from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
+from hasten.core.user_code import error_words
 from hasten.train.build import build
 from hasten.train.checkpoints.saver import Saver
 from hasten.train.guards.guarded_loop import GuardedLoop

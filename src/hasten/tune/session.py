@@ -150,7 +150,7 @@ class Session:
         self.say("comparing the job with itself to measure this machine's noise")
         again_s = CALIBRATION_FRAC * self.request.budget_s
         calibration = screen.calibrate(max(updates // 2, MIN_TURN_UPDATES), again_s=again_s)
-        reason = self.record.note_noise(screen.floor_frac, calibration, repeats=screen.repeats())
+        reason = self.record.note_noise(screen.floor_frac, calibration, repeats=screen.repeatable)
         self.say(f"noise floor: {screen.floor_frac:.1%} ({reason}); smaller differences cannot be detected")
 
     def close(self, ended: str) -> None:

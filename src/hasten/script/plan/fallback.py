@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hasten.core.blame import blamed, error_words
+from hasten.core.blame import blamed
 from hasten.core.live import LiveJob, Technique
 from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import KeptGenerators
+from hasten.core.user_code import error_words
 from hasten.train.guards.oom import ChangedBuffers
 
 IN_CALLS = frozenset({Seam.MODEL, Seam.BATCH, Seam.FORWARD, Seam.BACKWARD})

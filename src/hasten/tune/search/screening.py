@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ LOUD_FRAC = 2 * MIN_FLOOR_FRAC
 """Noise floor above which the comparison of a job with itself is repeated."""
 LOUD_TURNS = 15
 """Number of turns of that second comparison."""
+NOT_REPEATABLE = "two plain runs with the same seed differ as well"
 
 
 @dataclass(kw_only=True)
@@ -151,6 +152,10 @@ class Screen:
         others: Loss curves of the empty plan with other seeds, which show the effect of chance.
         say: Called with a message at each step.
         slices: Maximum slices per turn and process; use 1 if data that a process waits for arrives while it is frozen.
+
+    Attributes:
+        floor_frac: The noise floor.
+        repeatable: Whether two runs under the same plan gave bit-equal losses; known after `calibrate`.
     """
 
     def __init__(
@@ -167,6 +172,7 @@ class Screen:
         self.base = processes.start(plan)
         self.challenger: Resident | None = None
         self.floor_frac = MIN_FLOOR_FRAC
+        self.repeatable = True
 
     @property
     def setting(self) -> TrialSetting:
@@ -288,14 +294,8 @@ class Screen:
             floor = _floor_of(screening.comparison) or floor
         if floor is not None:
             self.floor_frac = floor
+        self.repeatable = self._repeats()
         return screening
-
-    def repeats(self) -> bool:
-        """Return whether base and challenger, under the same plan, gave bit-equal losses."""
-        if self.challenger is None:
-            return False
-        both = list(zip(self.base.losses, self.challenger.losses, strict=False))
-        return bool(both) and all(a == b for a, b in both)
 
     def _screen(self, added: list[Optimization], plan: Plan, updates: int, most_turns: int) -> Screening:
         screening = Screening(comparison=Comparison(kind="screening"))
@@ -310,10 +310,20 @@ class Screen:
         screening.setup_s += screening.warming_s
         screening.losses = {"A": list(self.base.losses), "B": list(challenger.losses)}
         if added:
-            screening.gate = self.processes.judge(self.base, challenger, added, self.others, self.say)
+            gate = self.processes.judge(self.base, challenger, added, self.others, self.say)
+            if gate.verdict == "failed" and not self.repeatable:
+                gate = replace(gate, why=f"{gate.why}; {NOT_REPEATABLE}")
+            screening.gate = gate
         for arm, resident in (("A", self.base), ("B", challenger)):
             screening.peak_bytes[arm] = resident.awake(lambda r: int(r.trial.call("memory", reset=False)["peak_bytes"]))
         return screening
+
+    def _repeats(self) -> bool:
+        """Return whether base and challenger, under the same plan, gave bit-equal losses."""
+        if self.challenger is None:
+            return False
+        both = list(zip(self.base.losses, self.challenger.losses, strict=False))
+        return bool(both) and all(a == b for a, b in both)
 
     def _fitting(self, updates: int, turns: int) -> int:
         """Return the updates per turn, limited to what a process can do."""

@@ -38,6 +38,7 @@ LOOK_S, ELSEWHERE_S = 0.5, 10.0
 DEFAULT_TIMEOUT_S = 300.0
 SCRIPT_MODULE = "hasten.tune.scripts.service"
 """The module that takes commands in the process of a script."""
+HASH_SEED = "PYTHONHASHSEED"
 NO_STEP = (
     "The script ended without a step of a torch optimizer. Is this the script that trains? To tune a job that it defines, "
     "name it as FILE.py:Job."
@@ -90,7 +91,7 @@ class Trial:
 
     def __init__(self, setting: TrialSetting, plan: Plan, *, seed: int | None = None, wait: bool = True) -> None:
         self.setting, self.plan = setting, plan
-        environment = trial_environment(setting.folder, setting.environ, plan=plan, ranks=setting.ranks)
+        environment = trial_environment(setting.folder, setting.environ, plan=plan, ranks=setting.ranks, seed=seed)
         setting.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="trial-", suffix=".log", dir=setting.folder)
         self._log, self._log_path = os.fdopen(handle, "wb"), Path(name)
@@ -299,11 +300,22 @@ class Trial:
 
 
 def trial_environment(
-    folder: Path, environ: Mapping[str, str] | None = None, *, plan: Plan | None = None, ranks: int = 1
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    plan: Plan | None = None,
+    ranks: int = 1,
+    seed: int | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a trial: this one plus what the plan requires, unbuffered, with a shared compile cache."""
+    """Return the environment of a trial: this one plus what the plan requires, unbuffered, with a shared compile cache.
+
+    Python orders a set of strings by a hash that differs in each process, unless it is seeded. A vocabulary made from such a
+    set would give two trials with the same seed other numbers for the same words.
+    """
     environ = os.environ if environ is None else environ
     environ = shared_environment(ranks, environ) if ranks > 1 else environ
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
     ours = {**shared, **environ, "PYTHONUNBUFFERED": "1"}
+    if ours.get(HASH_SEED, "") in ("", "random"):
+        ours[HASH_SEED] = str((seed or 0) % 2**32)
     return joined_environment(required_environment(plan.optimizations if plan else ()), ours)
