@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each process that a test starts would compile all of Hasten
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # two threads on one core would spin: 90 times slower. Before torch.
 import torch
 

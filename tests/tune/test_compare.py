@@ -315,6 +315,13 @@ def test_pairs_become_shorter_if_too_few_would_fit() -> None:
     assert shortened(replace(design, deadline=monotonic() + 1.0), taken, pairs=4).updates == LEAST_PAIR_UPDATES
 
 
+def test_a_pair_whose_time_goes_into_starting_is_not_shortened() -> None:
+    design = Design(updates=32, deadline=monotonic() + 60.0)
+    taken = PairTime(seconds=25.0, counted_s=0.5, updates=32)  # as of a script that prepares its data for ten seconds
+    assert shortened(design, taken, pairs=4).updates == 32
+    assert shortened(replace(design, updates=1000), taken, pairs=4).updates == int(0.1 * 24.5 / (0.5 / 32))
+
+
 def test_a_pair_that_took_longer_than_expected_still_leaves_room_for_a_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -389,6 +389,7 @@ def test_each_rank_has_its_share_of_the_cores() -> None:
     assert int(shared_environment(2, {})["OMP_NUM_THREADS"]) == shared.cores.value
     assert "2 local ranks" in shared.cores.reason
     assert shared_environment(2, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+    assert ours["PYTHONHASHSEED"] == "0"
 
 
 def test_the_environment_of_a_group_contains_its_share(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_final_updates_fill_the_reserved_time_within_bounds() -> None:
     assert COSTS.final_updates(1e6, 0.05) == MAX_FINAL_UPDATES
     short = Costs(start_s=3.0, base_update_s=0.002, validation_s=0.0)
     assert short.final_updates(1.0, 0.002) * 0.004 >= MIN_FINAL_S - 0.01  # twelve updates of 2 ms would prove nothing
+    assert replace(short, start_s=10.0).final_updates(1.0, 0.002) > 2 * short.final_updates(1.0, 0.002)  # they cost little
 
 
 def test_screening_costs_more_with_more_turns_and_slower_updates() -> None:

@@ -8,7 +8,7 @@ own randomness (dropout) does not depend on the data's.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -108,6 +108,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
     torch.manual_seed(seed)
+
+
+def hash_seeded(environ: Mapping[str, str], seed: int = 0) -> dict[str, str]:
+    """Return an environment in which Python's hashes are seeded, unless they are already.
+
+    Python orders a set of strings by hashes that differ in each process. Numbers that words get from such an order would
+    differ between trials with the same seed, between ranks, and before and after a restart.
+    """
+    name = "PYTHONHASHSEED"
+    return dict(environ) if environ.get(name, "random") not in ("", "random") else {**environ, name: str(seed % 2**32)}
 
 
 def epoch_permutation(num_samples: int, seed: int, epoch: int) -> list[int]:

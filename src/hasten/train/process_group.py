@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from hasten.core.errors import MachineError
 from hasten.core.machine import Machine, Reading, read_cores, read_machine
+from hasten.core.seeding import hash_seeded
 from hasten.train.rendezvous import meet
 from hasten.train.signals import STOP_SIGNALS
 
@@ -74,11 +75,11 @@ def rank_environment(rank: int, world: int, port: int, environ: Mapping[str, str
 
 
 def shared_environment(world: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` for one of `world` processes that share this machine: threads for its share of cores, loopback."""
+    """Return `environ` for one of `world` processes that share this machine: share of cores, loopback, a seed for hashes."""
     share = read_cores(environ={"LOCAL_WORLD_SIZE": str(world)}).value
     loopback = "lo" if sys.platform == "linux" else "lo0"
     ours = {"OMP_NUM_THREADS": str(share), "GLOO_SOCKET_IFNAME": loopback}
-    return {**ours, **environ, "LOCAL_WORLD_SIZE": str(world)}
+    return {**ours, **hash_seeded(environ), "LOCAL_WORLD_SIZE": str(world)}
 
 
 def read_shared_machine(world: int) -> Machine:

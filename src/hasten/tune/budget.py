@@ -18,12 +18,19 @@ PAIRS, LEAST_PAIRS = 5, 3
 """Number of pairs planned for a proof, and the minimum with which it may end when time is short."""
 LEAST_PAIR_UPDATES = 6
 """Minimum updates per process when a pair is shortened."""
+COUNTED_FRAC = 0.1
+"""Updates that take up to this share of a pair's fixed time are never left out: that saves no time, and costs certainty."""
 WARM_UPDATES = 4
 """Approximate number of uncounted warm-up updates per process."""
 SIDE_BY_SIDE = 1.5
 """Two processes that load at the same time take this many times as long as one."""
 MARGIN = 1.15
 """Safety factor for estimates."""
+
+
+def cheap_updates(fixed_s: float, both_s: float) -> int:
+    """Return how many updates cost next to nothing in a pair, given its fixed seconds and those of an update of both."""
+    return int(COUNTED_FRAC * fixed_s / both_s)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,8 @@ class Costs:
         overhead = self.pair_s(0, update_s)
         both_s = self.base_update_s + update_s
         updates = int((seconds / PAIRS / MARGIN - overhead) / both_s)
-        return min(max(updates, MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s)), MAX_FINAL_UPDATES)
+        least = max(MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s), cheap_updates(overhead, both_s))
+        return min(max(updates, least), MAX_FINAL_UPDATES)
 
     def whole_proof_s(self, updates: int, update_s: float, pairs: int = PAIRS) -> float:
         """Return the seconds of a final comparison whose pairs train for `updates` updates, a whole run."""
@@ -100,7 +108,8 @@ class Costs:
     def least_final_s(self, update_s: float) -> float:
         """Return the seconds of the shortest final comparison that can reach a verdict."""
         both_s = self.base_update_s + update_s
-        updates = min(max(LEAST_PAIR_UPDATES, int(MIN_FINAL_S / both_s)), self.final_updates(0.0, update_s))
+        least = max(LEAST_PAIR_UPDATES, int(MIN_FINAL_S / both_s), cheap_updates(self.pair_s(0, update_s), both_s))
+        updates = min(least, self.final_updates(0.0, update_s))
         return LEAST_PAIRS * self.pair_s(updates, update_s) * MARGIN
 
     def whole_run_s(self, updates: int, update_s: float, points: int) -> float:

@@ -31,7 +31,7 @@ from hasten.core.stats import (
     paired_interval,
 )
 from hasten.report import evidence, schema
-from hasten.tune.budget import LEAST_PAIR_UPDATES, LEAST_PAIRS
+from hasten.tune.budget import LEAST_PAIR_UPDATES, LEAST_PAIRS, cheap_updates
 from hasten.tune.trials.pair import Design, run_arm, run_in_turns, warmup_of
 from hasten.tune.trials.samples import Sample
 from hasten.tune.trials.trial import TrialSetting
@@ -198,9 +198,9 @@ def shortened(design: Design, taken: PairTime, pairs: int) -> Design:
     each_s = (design.deadline - monotonic()) / pairs / PAIR_MARGIN
     if taken.seconds_of(design.updates) <= each_s or taken.counted_s <= 0.0:
         return design
-    fixed_s = taken.seconds - taken.counted_s
-    updates = int((each_s - fixed_s) / taken.counted_s * taken.updates)
-    return replace(design, updates=min(max(updates, LEAST_PAIR_UPDATES), design.updates))
+    fixed_s, update_s = taken.seconds - taken.counted_s, taken.counted_s / taken.updates
+    updates = max(int((each_s - fixed_s) / update_s), LEAST_PAIR_UPDATES, cheap_updates(fixed_s, update_s))
+    return replace(design, updates=min(updates, design.updates))
 
 
 def held_out_verdict(comparison: Comparison, quality: Quality) -> NonInferiority:

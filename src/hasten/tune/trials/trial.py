@@ -24,6 +24,7 @@ from typing import IO, Any, Self, cast
 from hasten.core.errors import FailureKind, TrialError
 from hasten.core.optimization import joined_environment, required_environment
 from hasten.core.plan import Plan
+from hasten.core.seeding import hash_seeded
 from hasten.core.user_code import traceback_words
 from hasten.optimizations.parts.sample_caching import TRIALS_VARIABLE
 from hasten.script.entry.apart import Apart
@@ -38,7 +39,6 @@ LOOK_S, ELSEWHERE_S = 0.5, 10.0
 DEFAULT_TIMEOUT_S = 300.0
 SCRIPT_MODULE = "hasten.tune.scripts.service"
 """The module that takes commands in the process of a script."""
-HASH_SEED = "PYTHONHASHSEED"
 NO_STEP = (
     "The script ended without a step of a torch optimizer. Is this the script that trains? To tune a job that it defines, "
     "name it as FILE.py:Job."
@@ -307,15 +307,9 @@ def trial_environment(
     ranks: int = 1,
     seed: int | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a trial: this one plus what the plan requires, unbuffered, with a shared compile cache.
-
-    Python orders a set of strings by a hash that differs in each process, unless it is seeded. A vocabulary made from such a
-    set would give two trials with the same seed other numbers for the same words.
-    """
-    environ = os.environ if environ is None else environ
+    """Return the environment of a trial: this one plus what the plan requires, unbuffered, with a shared compile cache."""
+    environ = hash_seeded(os.environ if environ is None else environ, seed or 0)
     environ = shared_environment(ranks, environ) if ranks > 1 else environ
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compile_cache"), TRIALS_VARIABLE: str(folder / "stores")}
     ours = {**shared, **environ, "PYTHONUNBUFFERED": "1"}
-    if ours.get(HASH_SEED, "") in ("", "random"):
-        ours[HASH_SEED] = str((seed or 0) % 2**32)
     return joined_environment(required_environment(plan.optimizations if plan else ()), ours)
