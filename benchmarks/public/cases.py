@@ -13,7 +13,7 @@ from hasten.core.errors import HastenError
 
 TABLE = Path(__file__).parent / "scripts.toml"
 NEEDED = frozenset({"repository", "licence", "field", "loader", "script", "about", "changed"})
-KEYS = NEEDED | {"files", "folder", "arguments", "shorter", "path", "environment", "data", "unseen"}
+KEYS = NEEDED | {"files", "folder", "arguments", "shorter", "path", "environment", "data", "unseen", "varies"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class Case:
         about: What is trained.
         changed: Differences from the script's defaults.
         unseen: Whether its first run here is the recorded one.
+        varies: Why two whole runs train for different numbers of steps, so that their times cannot be compared, or empty.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Case:
     about: str
     changed: tuple[str, ...]
     unseen: bool
+    varies: str
 
     @property
     def clone(self) -> str:
@@ -106,4 +108,5 @@ def read_case(name: str, entry: Mapping[str, Any]) -> Case:
         about=entry["about"],
         changed=tuple(entry["changed"]),
         unseen=entry.get("unseen", False),
+        varies=entry.get("varies", ""),
     )

@@ -99,6 +99,8 @@ def _whole(row: Row) -> str:
     if whole is None:
         return f"| {name} | {_why(row, 'whole')} | - | - | - |"
     same = "yes" if as_without(row) else "**no**"
+    if row.get("varies"):
+        return f"| {name} | {_plain_s(whole):.1f} s | not comparable: {row['varies']} | - | {same} |"
     plan = "empty plan" if not whole["plan"] else _ratio(whole["plan"])
     patch = f"refused: {_cell(whole['patch_refused'])}" if whole["patch_refused"] else _ratio(whole["patch"])
     return f"| {name} | {_plain_s(whole):.1f} s | {plan} | {patch} | {same} |"

@@ -114,6 +114,7 @@ def about(case: Case) -> Row:
         "field": case.field,
         "loader": case.loader,
         "unseen": case.unseen,
+        "varies": case.varies,
         "about": case.about,
         "script": (Path(case.folder) / case.script).as_posix(),
         "folder": case.folder,

@@ -67,17 +67,17 @@ def as_without(row: Row) -> bool | None:
 
 
 def whole_ratio(row: Row) -> float | None:
-    """Return how much faster the whole run is under the plan; 1 if the plan is empty, None if it was not measured."""
+    """Return how much faster the whole run is under the plan; 1 if the plan is empty, None if this cannot be said."""
     whole = found(row, "whole")
-    if whole is None:
+    if whole is None or row.get("varies"):
         return None
     return float(whole["plan"]["ratio"]) if whole["plan"] else 1.0
 
 
 def patch_share(row: Row) -> float | None:
-    """Return the share of the plan's saved time that the patch saves; None if the plan saves less than 5 %."""
+    """Return the share of the plan's saved time that the patch saves; None if the plan saves less than 5 %, or unknown."""
     whole = found(row, "whole")
-    if whole is None or not whole["plan"] or whole["plan"]["ratio"] < 1.05:
+    if whole is None or row.get("varies") or not whole["plan"] or whole["plan"]["ratio"] < 1.05:
         return None
     if not whole["patch"]:
         return 0.0
@@ -94,7 +94,7 @@ def score(rows: Sequence[Row]) -> Row:
         "profiled": sum(found(row, "profile") is not None for row in rows),
         "tuned": sum(found(row, "tune") is not None for row in rows),
         "faster": sum(is_faster(row) for row in rows),
-        "ran": len(ratios),
+        "ran": sum(found(row, "whole") is not None for row in rows),
         "as_without": sum(as_without(row) is True for row in rows),
         "judged": sum("judged" in row for row in rows),
         "diagnosis_right": sum(row.get("judged", {}).get("right", False) for row in rows),

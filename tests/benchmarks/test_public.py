@@ -493,6 +493,15 @@ def test_the_score_counts_what_was_reached() -> None:
     assert not score([*thirty, {**measured(), "whole": whole_row(0.9, 1.0)}])["reached"]
 
 
+def test_times_of_runs_that_end_by_chance_are_not_compared() -> None:
+    rows = [measured(), {**measured(), "varies": "it stops early", "whole": whole_row(9.0, 9.0)}]
+    counts = score(rows)
+    assert (counts["ran"], counts["as_without"]) == (2, 2)
+    assert counts["whole_mean"] == pytest.approx(whole_ratio(rows[0]))
+    text = tables({"command": "", "machine": "", "row_commits": [], "versions": {"torch": ""}, **counts, "rows": rows})
+    assert "| not comparable: it stops early | - | yes |" in text
+
+
 def test_the_page_lists_every_script() -> None:
     listed = [measured(), *rows()[1:]]
     head = {"command": "run it", "machine": "two cores", "row_commits": ["ours"], "versions": {"torch": "2.13"}}
