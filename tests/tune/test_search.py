@@ -585,6 +585,16 @@ def test_after_a_faster_setting_the_fastest_of_several_is_kept() -> None:
     assert search.state.speed == pytest.approx(1.6, rel=0.01)
 
 
+def test_of_settings_that_are_as_fast_the_simplest_is_kept() -> None:
+    screen = FakeScreen(answers={"knob 2": 1.62, "knob 1": 1.6, "knob 3": 1.5})
+    search = make([sized("knob", (2, 1, 3))], screen)
+    search.run()
+    assert kept_sizes(search) == {1: "applied", 2: "refused", 3: "refused"}
+    reasons = {candidate.settings["size"]: candidate.reason for candidate in search.state.candidates}
+    assert "size=1 is simpler, and as fast: 1.60x in turns" in reasons[2]
+    assert "size=1 is faster still" in reasons[3]
+
+
 def test_the_last_screened_setting_is_not_restarted() -> None:
     screen = FakeScreen(answers={"knob 1": 1.3, "knob 2": 1.6})
     search = make([sized("knob", (1, 2))], screen)

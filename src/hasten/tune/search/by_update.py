@@ -1,17 +1,19 @@
 """Try candidates by the time of an update, one technique at a time. If one is faster, try its other settings as well.
 
 Techniques list their settings from most to least promising, which is a guess: any of three allocators may be the fastest on
-a given job. Once one setting is faster, others are screened against the same plan, and the fastest of them is adopted. A
-setting that is not faster is recorded, and the next setting is ranked like any other candidate.
+a given job. Once one setting is faster, others are screened against the same plan, and the fastest of them is adopted, or
+the simplest of those that cannot be told apart from it. A setting that is not faster is recorded, and the next setting is
+ranked like any other candidate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.core.stats import MIN_FLOOR_FRAC
 from hasten.report.evidence import Candidate
 from hasten.tune.objective import Goal
 from hasten.tune.search.candidate import (
@@ -56,7 +58,7 @@ def try_candidates(state: SearchState, screen: Screen) -> Results:
 
 
 def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
-    """Screen a candidate, and its other settings if it is faster. Adopt the fastest that is confirmed."""
+    """Screen a candidate, and its other settings if it is faster. Adopt the first of the best that is confirmed."""
     first = _screened(state, screen, best.optimization, best.max_gain)
     if isinstance(first, Candidate):
         yield Result((first,))
@@ -70,7 +72,7 @@ def _try(state: SearchState, screen: Screen, best: Ranked) -> Results:
             yield Result((other,))
         else:
             faster.append(other)
-    faster.sort(key=lambda item: -item.ratio)
+    faster = _best_first(faster)
     for position, item in enumerate(faster):
         decision = _confirmed(state, screen, item)
         comparison = decision.screening.comparison
@@ -145,6 +147,19 @@ def _confirmed(state: SearchState, screen: Screen, item: _Faster) -> Decision:
     return decision
 
 
-def _left_behind(slower: _Faster, fastest: _Faster) -> Candidate:
-    better = f"{settings_words(fastest.optimization)} is faster still: {fastest.ratio:.2f}x in turns"
-    return replace(slower.candidate, outcome="refused", reason=f"{slower.candidate.reason}; {better}")
+def _best_first(faster: list[_Faster]) -> list[_Faster]:
+    """Order settings by speed. Of those that cannot be told apart from the fastest, the simplest comes first."""
+    least = max(item.ratio for item in faster) / (1.0 + MIN_FLOOR_FRAC)
+    return sorted(faster, key=lambda item: (item.ratio < least, item.ratio >= least and _changed(item), -item.ratio))
+
+
+def _changed(item: _Faster) -> int:
+    """Return how many settings differ from the technique's defaults."""
+    optimization = item.optimization
+    return sum(getattr(optimization, each.name) != each.default for each in fields(optimization))
+
+
+def _left_behind(other: _Faster, kept: _Faster) -> Candidate:
+    how = "faster still" if kept.ratio > other.ratio else "simpler, and as fast"
+    better = f"{settings_words(kept.optimization)} is {how}: {kept.ratio:.2f}x in turns"
+    return replace(other.candidate, outcome="refused", reason=f"{other.candidate.reason}; {better}")
