@@ -278,13 +278,24 @@ def test_accelerate_keeps_its_own_autocast(monkeypatch: pytest.MonkeyPatch, tmp_
     text = swapped(
         PLAIN,
         ("import torch\n", "import torch\nfrom accelerate import Accelerator\n"),
-        (MODEL, f"    helper = Accelerator()\n{MODEL}    model = helper.prepare(model)\n"),
+        (MODEL, f"    helper = Accelerator(mixed_precision=wish)\n{MODEL}    model = helper.prepare(model)\n"),
         ("        loss.backward()\n", "        helper.backward(loss)\n"),
     )
     patch = made(monkeypatch, tmp_path, text, "precision", "attention_backend")
+    assert 'helper = Accelerator(mixed_precision="bf16")' in added(patch)
+    assert patch.written["precision"].startswith('mixed_precision="bf16" (was wish) at ')
+    assert "attention_backend" in patch.written
+    twice = swapped(text, ("    helper = ", "    Accelerator()\n    helper = "))
+    patch = made(monkeypatch, tmp_path, twice, "precision")
     assert patch.left["precision"].startswith("accelerate runs the backward pass, and has its own setting")
     assert patch.left["precision"].endswith('\n    Accelerator(..., mixed_precision="bf16")')
-    assert "attention_backend" in patch.written
+
+
+@pytest.mark.parametrize("module", ["lightning", "lightning.pytorch", "pytorch_lightning"])
+def test_a_trainer_keeps_its_own_autocast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str) -> None:
+    text = f"import {module} as pl\n\npl.Trainer(max_epochs=1).fit(Net())\n"
+    patch = made(monkeypatch, tmp_path, text, "precision")
+    assert added(patch) == ['pl.Trainer(max_epochs=1, precision="bf16-mixed").fit(Net())']
 
 
 def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -374,8 +385,11 @@ class Net(LightningModule):
 Trainer().fit(Net())
 """
     patch = made(monkeypatch, tmp_path, text, "precision", "loader_workers", "fused_optimizer")
-    assert patch.left["precision"].endswith('\n    Trainer(..., precision="bf16-mixed")')
-    assert added(patch) == ["return optim.SGD(self.parameters(), lr=1, fused=True)", f"return DataLoader([1], {WORKERS})"]
+    assert added(patch) == [
+        "return optim.SGD(self.parameters(), lr=1, fused=True)",
+        f"return DataLoader([1], {WORKERS})",
+        'Trainer(precision="bf16-mixed").fit(Net())',
+    ]
 
 
 def test_arguments_of_a_trainer_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from hasten.core.source_edits import NothingToWriteError, SourceEdits, Unwritabl
 
 MIN_MATMUL_GAIN = 1.05
 """Smallest speed-up of a bfloat16 matrix product over float32 that makes a trial worthwhile."""
+_FRAMEWORKS = ("accelerate.Accelerator", "lightning.Fabric", "lightning.Trainer")
+"""Classes with an argument for autocast that has the same effect, on every device."""
 _ATTENTION = "scaled_dot_product_attention"
 _COUNTER = "attention_in_float32"
 _AUTOCASTS = (
@@ -139,14 +141,19 @@ class Precision(Optimization):
         return tuple(lines)
 
     def write_patch(self, script: SourceEdits) -> str:
-        """Wrap the forward pass and the loss in autocast."""
+        """Wrap the forward pass and the loss in autocast, or set the argument of the framework that has its own."""
         for call in script.calls(*_AUTOCASTS):
             if call.given.get("enabled") != "False":  # with enabled=False, a part of the model opts out of autocast
                 raise NothingToWriteError(f"the script already uses autocast ({call.place}): set dtype=torch.{self.dtype}")
-        if self.dtype == "float16":
-            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer step")
         if self.attention == "float32":
             raise UnwritableError("keeping attention in float32 is a change within the model")
+        made = [(call, self.framework_arguments()[name]) for name in _FRAMEWORKS for call in script.calls(name)]
+        if len(made) == 1:
+            call, argument = made[0]
+            name, _, value = argument.partition("=")
+            return call.set({name: value})
+        if self.dtype == "float16":
+            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer step")
         forward = script.forward()
         if forward.library:
             raise UnwritableError(f"{forward.library} runs the backward pass, and has its own setting for autocast")

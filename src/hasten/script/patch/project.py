@@ -20,6 +20,12 @@ MAX_DEPTH = 12
 MODULES_ELSEWHERE = ("LightningModule", "PreTrainedModel")
 """Classes of other libraries that derive from torch.nn.Module."""
 
+OTHER_NAMES = {
+    "lightning.Fabric": ("lightning.fabric.Fabric",),
+    "lightning.Trainer": ("lightning.pytorch.Trainer", "pytorch_lightning.Trainer"),
+}
+"""Other full names of the same classes."""
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -71,8 +77,9 @@ class Project:
         return ordered
 
     def calls_of(self, *dotted: str) -> list[tuple[ast.Call, Scope]]:
-        """Return the calls of external functions or classes with these full names."""
-        return [(call, scope) for call, scope in self.calls if self.called(call, scope) in dotted]
+        """Return the calls of external functions or classes with these full names, or others that they have."""
+        names = {*dotted, *(other for name in dotted for other in OTHER_NAMES.get(name, ()))}
+        return [(call, scope) for call, scope in self.calls if self.called(call, scope) in names]
 
     # Names.
 

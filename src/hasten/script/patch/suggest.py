@@ -19,11 +19,6 @@ from hasten.script.patch.script import script_edits
 from hasten.script.patch.source import Source
 
 FAILED = "Hasten failed to read the source"
-_OTHER_NAMES = {
-    "lightning.Fabric": ("lightning.fabric.Fabric",),
-    "lightning.Trainer": ("lightning.pytorch.Trainer", "pytorch_lightning.Trainer"),
-}
-"""Other full names of classes that `Optimization.framework_arguments` names."""
 _TRAINERS = {"lightning": "lightning.Trainer", "transformers": "transformers.TrainingArguments"}
 """Framework named by `Card.left_to` -> the class that takes its settings."""
 _BOM = "\ufeff"
@@ -118,13 +113,11 @@ def _by_hand(item: Optimization, error: UnwritableError) -> tuple[str, ...]:
 
 def _hints(project: Project, item: Optimization) -> list[str]:
     """Return the settings for an optimization in the frameworks that the project uses."""
-
-    def used(name: str) -> bool:
-        return bool(project.calls_of(name, *_OTHER_NAMES.get(name, ())))
-
     arguments, settings = item.framework_arguments(), item.card.left_to.items()
-    hints = [f"{name.rpartition('.')[2]}(..., {argument})" for name, argument in arguments.items() if used(name)]
-    return hints + [words for framework, words in settings if used(name := _TRAINERS[framework]) and name not in arguments]
+    hints = [f"{name.rpartition('.')[2]}(..., {argument})" for name, argument in arguments.items() if project.calls_of(name)]
+    return hints + [
+        words for framework, words in settings if project.calls_of(name := _TRAINERS[framework]) and name not in arguments
+    ]
 
 
 # The diff.
