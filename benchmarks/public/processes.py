@@ -38,14 +38,14 @@ class Ended:
     errors: str
 
 
-def start(command: Sequence[str], case: Case, work: Path, limit_s: float) -> Ended:
-    """Run a command in the script's folder with the script's environment; end it and all its children at the limit."""
+def start(command: Sequence[str], case: Case, work: Path, limit_s: float, **variables: str) -> Ended:
+    """Run a command in the script's folder with its environment and `variables`; end it and its children at the limit."""
     folder = work / case.folder
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as errors:
         started = perf_counter()
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(case, work), stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
-            start_new_session=True,
+            command, cwd=folder, env=environment(case, work) | variables, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=errors, start_new_session=True,
         )  # fmt: skip
         before = os.times()
         try:

@@ -19,6 +19,8 @@ from benchmarks.public.processes import OVER_TIME, Ended, fresh, last_words, sta
 ROUNDS = 3
 LIMIT_S = 400.0
 PLAN, PATCH = "hasten.toml", "hasten.patch"
+SEEDED = {"PYTHONHASHSEED": "0"}
+"""Otherwise what a script prints could depend on the order of a set of strings, which differs between two plain runs."""
 CLOSE = 0.05
 """Median relative difference of printed numbers, at most, for a run under a plan that changes arithmetic."""
 
@@ -56,12 +58,12 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
             work = fresh(template, template.parent / "run")
             if arm == "patch" and (refused := _apply(work / case.folder, work / PATCH)):
                 continue
-            runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S))
+            runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S, **SEEDED))
             if runs["plain"] and runs["plain"][0].code:
                 return {"why": f"the script alone {_failure(runs['plain'][0])}", "found": None}
         if number == 0:
             work = fresh(template, template.parent / "run")
-            runs["alone"].append(start([*commands["alone"], *case.arguments, *case.shorter], case, work, LIMIT_S))
+            runs["alone"].append(start([*commands["alone"], *case.arguments, *case.shorter], case, work, LIMIT_S, **SEEDED))
     plain = runs["plain"]
     found: Row = {
         "arms": {arm: [summary(run) for run in each] for arm, each in runs.items()},

@@ -368,7 +368,7 @@ def played_whole(
     """Measure whole runs of a fake script: `runs` has one for each arm. Return the order of the arms, and the result."""
     order = []
 
-    def start(command: list[str], _case: Case, work: Path, _limit_s: float) -> Ended:
+    def start(command: list[str], _case: Case, work: Path, _limit_s: float, **_variables: str) -> Ended:
         patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n"
         order.append("plan" if "--plan" in command else "alone" if "hasten" in command else "patch" if patched else "plain")
         return runs[order[-1]]
