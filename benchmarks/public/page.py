@@ -29,9 +29,10 @@ def headline(result: Mapping[str, Any]) -> str:
 def gains(result: Mapping[str, Any]) -> str:
     """Summarize in one line how much faster the scripts became."""
     rows = result["rows"]
-    parts = [f"{row['name']} {tuned['ratio']:.2f}x" for row in rows if (tuned := found(row, "tune")) and _is_proved(tuned)]
-    unproved = len(rows) - len(parts)
-    return ", ".join([*parts, *([f"{unproved} more: nothing shown"] if unproved else [])])
+    proved = [tuned["ratio"] for row in rows if (tuned := found(row, "tune")) and _is_proved(tuned)]
+    if not proved:
+        return f"none of {len(rows)} proved faster"
+    return f"{len(proved)} of {len(rows)} proved faster, {min(proved):.2f}x to {max(proved):.2f}x a step"
 
 
 def tables(result: Mapping[str, Any]) -> str:
