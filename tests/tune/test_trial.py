@@ -348,3 +348,30 @@ def test_sets_of_strings_have_the_same_order_in_trials_with_the_same_seed(
     tmp_path: Path, environ: dict[str, str], seed: int | None, used: str
 ) -> None:
     assert trial_environment(tmp_path, environ, seed=seed)["PYTHONHASHSEED"] == used
+
+
+NUMBERED = """
+import torch
+
+TEXT = "the order of a set of words is another one in each process unless its hashes are seeded".split()
+numbers = {word: number for number, word in enumerate(set(TEXT))}
+ids = torch.tensor([[float(numbers[word])] for word in TEXT])
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(50):
+    optimizer.zero_grad()
+    loss = (model(ids) - torch.arange(len(TEXT))).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_words_numbered_by_a_set_have_the_same_numbers_in_two_trials(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NUMBERED)
+    setting = TrialSetting(target="", folder=tmp_path / "trials", command=(str(script),))
+    losses = []
+    for _ in range(2):
+        with Trial(setting, Plan(), seed=1) as trial:
+            losses.append(trial.call("run", updates=3)["losses"])
+    assert losses[0] == losses[1]

@@ -2,7 +2,7 @@
 
 Techniques list their settings from most to least promising, which is a guess: any of three allocators may be the fastest on
 a given job. Once one setting is faster, others are screened against the same plan, and the fastest of them is adopted, or
-the simplest of those that cannot be told apart from it. A setting that is not faster is recorded, and the next setting is
+the simplest of those that cannot be distinguished from it. A setting that is not faster is recorded, and the next setting is
 ranked like any other candidate.
 """
 
@@ -148,7 +148,7 @@ def _confirmed(state: SearchState, screen: Screen, item: _Faster) -> Decision:
 
 
 def _best_first(faster: list[_Faster]) -> list[_Faster]:
-    """Order settings by speed. Of those that cannot be told apart from the fastest, the simplest comes first."""
+    """Order settings by speed. Of those that cannot be distinguished from the fastest, the simplest comes first."""
     least = max(item.ratio for item in faster) / (1.0 + MIN_FLOOR_FRAC)
     return sorted(faster, key=lambda item: (item.ratio < least, item.ratio >= least and _changed(item), -item.ratio))
 
