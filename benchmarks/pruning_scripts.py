@@ -109,7 +109,8 @@ def recorded(technique: str) -> Iterator[dict[str, Any]]:
             if rung["name"] == technique and rung["ratio"] is not None:
                 yield _quoted(f"groundtruth.json#/rows/{number}/tune/rungs/{place}", row["name"], rung)
     for number, row in enumerate(_read("public")["rows"]):
-        for place, rung in enumerate(row["tune"]["found"]["evidence"]["rungs"]):
+        tuned = (row.get("tune") or {}).get("found") or {}
+        for place, rung in enumerate(tuned["evidence"]["rungs"] if tuned else ()):
             if rung["name"] == technique and rung["comparison"] is not None:
                 yield _quoted(f"public.json#/rows/{number}/tune/found/evidence/rungs/{place}", row["name"], rung)
     for number, row in enumerate(_read("techniques")["rows"]):
