@@ -72,7 +72,8 @@ def test_runs_that_do_not_repeat_are_not_called_good_shape() -> None:
         candidate["numerics"]["verdict"] = "failed"
     evidence["noise"]["repeats"] = False
     found = headline(parse(evidence))
-    assert f"two plain runs with the same seed gave other losses, so for {len(tried)} of " in found.line
+    assert "two plain runs with the same seed gave different losses" in found.line
+    assert f"harm in {len(tried)} of " in found.line
     evidence["noise"]["repeats"] = True
     assert headline(parse(evidence)).line == IN_GOOD_SHAPE
 

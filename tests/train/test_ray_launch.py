@@ -51,11 +51,13 @@ def test_ranks_of_one_machine_share_it_and_meet_on_the_loopback() -> None:
     assert first["OMP_NUM_THREADS"] == "4"
     assert first["HASTEN_SCRATCH"] == "/x"
     assert "HOME" not in first
+    assert first["PYTHONHASHSEED"] == second["PYTHONHASHSEED"] == "0"
 
 
 def test_ranks_of_several_machines_meet_at_the_first() -> None:
     places = [Place("a", "10.0.0.1", 5000, 8), Place("b", "10.0.0.2", 5001, 4), Place("a", "10.0.0.1", 5002, 8)]
-    found = environments(places, {"OMP_NUM_THREADS": "3"})
+    found = environments(places, {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "7"})
+    assert {one["PYTHONHASHSEED"] for one in found} == {"7"}
     assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1"]
     assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "1", "2"]
     assert {one["MASTER_ADDR"] for one in found} == {"10.0.0.1"}

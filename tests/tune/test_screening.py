@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.stats import MIN_FLOOR_FRAC, Interval, paired_interval
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import NEIGHBOUR, Comparison
+from hasten.tune.proof.numerics import GateVerdict
 from hasten.tune.search.job_processes import JobProcesses
 from hasten.tune.search.resident_process import Resident
 from hasten.tune.search.screening import (
@@ -24,6 +26,7 @@ from hasten.tune.search.screening import (
     LOUD_FRAC,
     LOUD_TURNS,
     MAX_RETAKES,
+    NOT_REPEATABLE,
     SLICES,
     TURNS,
     Screen,
@@ -160,6 +163,18 @@ def test_a_noisy_calibration_is_repeated(scatters: list[float | None], asked: li
         assert found.floor_frac == pytest.approx(floor)
     else:
         assert found.floor_frac > LOUD_FRAC
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeatable", [False, True])  # the screen is shared: it ends as it was
+def test_a_refusal_says_whether_plain_runs_differ_as_well(screen: Screen, repeatable: bool) -> None:
+    failed = GateVerdict(numerics=Numerics.EXACT, verdict="failed", why="losses differ")
+    exact, screen.repeatable = one("zero_grad_to_none"), repeatable
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(screen.processes), "judge", lambda *_: failed)
+        found = screen.screen(exact, plan_of(exact), 5)
+    assert found.gate is not None
+    assert (NOT_REPEATABLE in found.gate.why) is not repeatable
 
 
 @pytest.mark.slow

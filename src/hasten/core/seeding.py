@@ -117,7 +117,8 @@ def hash_seeded(environ: Mapping[str, str], seed: int = 0) -> dict[str, str]:
     differ between trials with the same seed, between ranks, and before and after a restart.
     """
     name = "PYTHONHASHSEED"
-    return dict(environ) if environ.get(name, "random") not in ("", "random") else {**environ, name: str(seed % 2**32)}
+    seeded = environ.get(name) not in (None, "", "random")
+    return dict(environ) if seeded else {**environ, name: str(seed % 2**32)}
 
 
 def epoch_permutation(num_samples: int, seed: int, epoch: int) -> list[int]:

@@ -332,8 +332,8 @@ def _without_final(evidence: Evidence) -> Headline:
         unlike = sum(candidate.numerics is not None and candidate.numerics.verdict == "failed" for candidate in tried)
         if unlike and evidence.noise is not None and evidence.noise.repeats is False:
             detail = (
-                f"two plain runs with the same seed gave other losses, so for {unlike} of {len(tried)} candidates harm "
-                "cannot be distinguished from chance. Seed everything that the training draws at random, and tune again."
+                f"two plain runs with the same seed gave different losses, so what looks like harm in {unlike} of "
+                f"{len(tried)} candidates may be chance. Seed everything that the training draws at random, and tune again."
             )
             return Headline(f"Nothing proved: {detail}", "Nothing proved", detail, "open")
         left_open = sum(_hides_a_gain(candidate) for candidate in tried)

@@ -23,13 +23,14 @@ from time import monotonic
 from typing import Any
 
 from hasten.core.errors import MachineError
+from hasten.core.seeding import hash_seeded
 from hasten.train.launch import SIGNALED, STOP_S
 from hasten.train.process_group import LAUNCHER, LOOPBACK
 from hasten.train.signals import StopRequest
 
 _POLL_S = 0.2
 """Seconds between two checks of the ranks."""
-_PASSED_ON = ("HASTEN_", "PYTHONPATH", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PATH", "VIRTUAL_ENV")
+_PASSED_ON = ("HASTEN_", "PYTHONHASHSEED", "PYTHONPATH", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "PATH", "VIRTUAL_ENV")
 """Prefixes of environment variables that are passed to the ranks. All others come from the rank's machine."""
 
 
@@ -129,7 +130,7 @@ def environments(places: Sequence[Place], environ: Mapping[str, str]) -> list[di
         places: The place of each rank.
         environ: The environment of this process. Variables with certain prefixes are passed on.
     """
-    given = {name: value for name, value in environ.items() if name.startswith(_PASSED_ON)}
+    given = hash_seeded({name: value for name, value in environ.items() if name.startswith(_PASSED_ON)})
     on_node = Counter(place.node for place in places)
     alone = len(on_node) == 1
     local_ranks: Counter[str] = Counter()
