@@ -15,6 +15,8 @@ PLAN = """schema = 1
 [optimizations.zero_grad_to_none]
 [optimizations.loader_workers]
 num_workers = 1
+[optimizations.allocator]
+kind = "glibc_tuned"
 """
 SCRIPT = """
 import torch
@@ -31,7 +33,10 @@ STARTS = f"""
 import sys
 from hasten.cli.main import main
 from hasten.script.entry import launch
-launch.run_under = lambda *args, **kwargs: launch.Ran(code=0)
+def run_under(*args, env, **kwargs):
+    assert "glibc.malloc.mmap_max=0" in env["GLIBC_TUNABLES"]
+    return launch.Ran(code=0)
+launch.run_under = run_under
 sys.argv = ["hasten", "run", "--plan", "plan.toml", "train.py"]
 try:
     main()

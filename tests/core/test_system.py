@@ -6,12 +6,9 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from hasten.core import system
 
@@ -61,14 +58,3 @@ def test_a_function_is_in_its_library() -> None:
     address = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     assert "libc" in system.mapping_at(address or 0)
     assert system.mapping_at(0) == ""
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_every_thread_of_the_pool_acts_once(count: Any) -> None:
-    if count > 1 and not system.read_openmp()[0]:
-        pytest.skip(system.read_openmp()[1])
-    torch.set_num_threads(count)
-    seen: list[int] = []
-    assert system.on_every_thread(lambda: seen.append(threading.get_ident())) == count
-    assert len(seen) == len(set(seen)) == count
-    assert threading.get_ident() in seen

@@ -16,9 +16,9 @@ import torch
 from hasten.core.card import Numerics
 from hasten.core.errors import PlanError
 from hasten.core.live import LiveJob, LoaderSettings
+from hasten.core.openmp import count_denormals_kept
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.system import count_denormals_kept
 from hasten.optimizations import catalogue, load_entry_points
 from hasten.train.build import build
 from hasten.train.loop import Loop

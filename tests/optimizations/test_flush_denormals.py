@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hasten.core.card import StepTrace
-from hasten.core.system import count_denormals_kept, read_openmp
+from hasten.core.openmp import count_denormals_kept, read_openmp
 from hasten.optimizations.flush_denormals import FlushDenormals
 from tests.optimizations.contract import Prepared, make_loop
 
@@ -33,7 +33,7 @@ OTHER_LIBRARY = """
 import sklearn.ensemble  # loads its own OpenMP library
 import torch
 from tests.optimizations.contract import Prepared, make_loop
-from hasten.core.system import count_denormals_kept
+from hasten.core.openmp import count_denormals_kept
 from hasten.optimizations.flush_denormals import FlushDenormals
 torch.set_num_threads(2)
 count_denormals_kept(2**20)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hasten.core.system import count_denormals_kept
+from hasten.core.openmp import count_denormals_kept
 from hasten.profile import alternatives
 from hasten.profile.alternatives import Collecting, denormals_as_zero, optimizer_gains, typical_s
 

@@ -18,7 +18,7 @@ from hasten.cli.say import RanksOption, errors, loading_shown, refuse_of_a_scrip
 from hasten.core.errors import HastenError, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hasten.core.job import Job
     from hasten.core.plan import Plan
@@ -274,8 +274,8 @@ def run_script(
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
     If batches may have differed from those of the script alone, a script that succeeded exits with `STALE`. Without a plan,
-    the script replaces this process. This process does not load torch unless the plan may need environment variables: the
-    script's process loads it anyway, and checks the plan then.
+    the script replaces this process. This process does not load torch, which takes a second: the script's process loads it
+    anyway, and checks the plan then.
     """
     from hasten.core.plan_file import read_plan_text, read_tables
     from hasten.script.entry.command import check_command
@@ -292,9 +292,7 @@ def run_script(
     from hasten.script.entry.launch import exit_like, run_under
 
     names: dict[str, Any] = tables.get("optimizations", {})
-    environment: Mapping[str, str] = os.environ
-    if path is not None and any(map(may_set_environment, names)):
-        environment = environment_under(path, names)
+    environment = environment_under(path, {name: names[name] for name in names if may_set_environment(name)})
     target = shlex.join(command[:2] if command[0] == "-m" else command[:1])
     more = {"where": str(path), "target": target, "proved": tables.get("proved", {})}
     with recorded(following, command, names, text) as record:
@@ -326,11 +324,13 @@ def say_how_it_ran(done: Ran, names: Collection[str]) -> None:
         say_error("the plan was not applied: the script never loaded torch, or ended before its first optimizer step")
 
 
-def environment_under(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the environment that a plan needs. Raises PlanError if it is not valid."""
+def environment_under(path: Path | None, tables: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the environment that these optimizations of a plan need. Raises PlanError if one of them is not valid."""
+    if not tables:
+        return os.environ
     from hasten.core.optimization import joined_environment, required_environment
     from hasten.core.plan import Plan
     from hasten.optimizations import catalogue_of
 
-    plan = Plan.load(path, catalogue_of(names))
+    plan = Plan.from_dict(tables, catalogue_of(tables), where=str(path))
     return joined_environment(required_environment(plan.optimizations), os.environ)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from hasten.core.machine import Machine
+if TYPE_CHECKING:
+    from hasten.core.machine import Machine
 
 MOSTLY_WAITING = 0.5
 """Share of batch preparation time spent waiting, above which it counts as mostly waiting."""

@@ -25,7 +25,8 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-from hasten.core.system import library_folders, read_allocators, read_c_library, read_openmp
+from hasten.core.openmp import read_openmp
+from hasten.core.system import library_folders, read_allocators, read_c_library
 from hasten.core.system import read_text as _read
 from hasten.core.system import sysctl as _sysctl
 

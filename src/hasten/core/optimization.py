@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hasten.core.card import Card, Check, Numerics, StepTrace
 from hasten.core.errors import PlanError
-from hasten.core.live import LiveJob
 from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import SourceEdits, UnwritableError
 
 if TYPE_CHECKING:
     from hasten.core.facts import Facts
+    from hasten.core.live import LiveJob
 
 JOINED_VARIABLES = {"GLIBC_TUNABLES": ":", "LD_PRELOAD": ":", "MALLOC_CONF": ","}
 """Variables that hold several entries, with the separator. Any other variable holds one value."""

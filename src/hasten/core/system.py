@@ -1,21 +1,16 @@
-"""Query the system: kernel files, the C library, allocators, OpenMP, the initial environment.
+"""Query the system: kernel files, the C library, allocators, the initial environment.
 
-Results that affect decisions are pairs of a value and its reason. Nothing here runs at import.
+Results that affect decisions are pairs of a value and its reason. Nothing here runs at import, and nothing loads torch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import torch
 
 ALLOCATORS: Mapping[str, tuple[str, ...]] = {
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4"),
@@ -24,7 +19,6 @@ ALLOCATORS: Mapping[str, tuple[str, ...]] = {
 """Allocators that can be preloaded: name -> file names of its library, the preferred one first."""
 
 _SELF = Path("/proc/self")
-_OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
 
 
 def read_text(path: Path) -> str:
@@ -79,21 +73,6 @@ def glibc_version(c_library: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal()) if name == "glibc" else ()
 
 
-def read_openmp() -> tuple[str, str]:
-    """Return the path of the OpenMP library that torch's operators use, and how it was found; empty if none was found."""
-    if not torch.backends.openmp.is_available():
-        return "", "this torch was built without OpenMP"
-    # Other packages, such as scikit-learn, load their own OpenMP libraries, which torch does not use. Torch's library is the
-    # one with globally visible symbols.
-    entry = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    if entry is not None and (path := mapping_at(ctypes.cast(entry, ctypes.c_void_p).value or 0)):
-        return path, "where this process finds GOMP_parallel"
-    for line in read_text(_SELF / "maps").splitlines():
-        if _OPENMP.search(line):
-            return line[line.index("/") :], "mapped into this process"
-    return "", f"no OpenMP library in {_SELF / 'maps'}"
-
-
 # The state this process was started with.
 
 
@@ -119,41 +98,3 @@ def mapping_at(address: int) -> str:
         if int(first, 16) <= address < int(last, 16):
             return line[line.index("/") :] if "/" in line else ""
     return ""
-
-
-def take_denormals_for_zero(*, on: bool) -> bool:
-    """Set whether this thread and its OpenMP threads treat denormal numbers as zero. Return False if unsupported.
-
-    Each thread has its own flag, which it inherits when it is created.
-    """
-    if not torch.set_flush_denormal(on):
-        return False
-    on_every_thread(lambda: torch.set_flush_denormal(on))
-    return True
-
-
-def count_denormals_kept(total: int) -> int:
-    """Double the smallest float32 number `total` times on all threads, and return how often the result is not zero."""
-    smallest = torch.ones(total, dtype=torch.int32).view(torch.float32)
-    return int(torch.count_nonzero((smallest * 2.0).view(torch.int32)))
-
-
-def on_every_thread(act: Callable[[], object]) -> int:
-    """Run `act` on this thread and on its OpenMP threads, and return the number of threads.
-
-    `act` must not raise. `GOMP_parallel` enters a parallel region in GNU's OpenMP library, and also in LLVM's and Intel's,
-    which provide it for programs compiled with GCC.
-    """
-    library, count = read_openmp()[0], torch.get_num_threads()
-    enter = getattr(ctypes.CDLL(library), "GOMP_parallel", None) if library and count > 1 else None
-    if enter is None:
-        act()
-        return 1
-    threads: set[int] = set()
-
-    def body(_: int | None) -> None:
-        act()
-        threads.add(threading.get_ident())
-
-    enter(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(body), None, ctypes.c_uint(count), ctypes.c_uint(0))
-    return len(threads)

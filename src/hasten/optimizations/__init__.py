@@ -56,7 +56,7 @@ def catalogue_of(names: Iterable[str]) -> dict[str, type[Optimization]]:
 
 
 def may_set_environment(name: str) -> bool:
-    """Return whether an optimization may need environment variables, without importing it: its import loads torch."""
+    """Return whether an optimization may need environment variables, without importing it: most of them load torch."""
     return not _has_file(name) or "def environment(" in (files(__name__) / f"{name}.py").read_text(encoding="utf-8")
 
 

@@ -13,17 +13,17 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import MachineError
-from hasten.core.facts import Facts
-from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, undo_nothing
 from hasten.core.system import ALLOCATORS, glibc_version, library_folders, mapping_at, read_allocators
+
+if TYPE_CHECKING:
+    from hasten.core.facts import Facts
+    from hasten.core.live import LiveJob
 
 Kind = Literal["glibc_tuned", "tcmalloc", "jemalloc", "cuda_expandable"]
 
@@ -113,6 +113,8 @@ class Allocator(Optimization):
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Check which allocator is active, and that it keeps freed memory."""
         if self.kind == "cuda_expandable":
+            import torch
+
             segments = torch.cuda.memory_snapshot() if torch.cuda.is_initialized() else []
             expandable = sum(bool(segment.get("is_expandable")) for segment in segments)
             return [Check("expandable segments", expandable > 0, f"{expandable} of {len(segments)} segments")]
@@ -140,6 +142,8 @@ class _Mallinfo2(ctypes.Structure):
 
 def _glibc_checks() -> list[Check]:
     """Allocate a large block several times. It must be in the heap, and soon in pages that are already mapped."""
+    import torch
+
     in_heap = "a large block is in the heap, not in a separate mapping"
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:

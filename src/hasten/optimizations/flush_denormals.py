@@ -16,10 +16,10 @@ from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import MachineError
 from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
+from hasten.core.openmp import count_denormals_kept, take_denormals_for_zero
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
 from hasten.core.source_edits import SourceEdits
-from hasten.core.system import count_denormals_kept, take_denormals_for_zero
 
 WORTH = 1.1
 """Smallest speed-up that counts. On a quiet machine, single measurements of a few updates differ by less."""

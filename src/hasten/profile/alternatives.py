@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from hasten.core.live import LiveJob
-from hasten.core.system import count_denormals_kept, take_denormals_for_zero
+from hasten.core.openmp import count_denormals_kept, take_denormals_for_zero
 
 Form = Callable[[], AbstractContextManager[bool]]
 
