@@ -31,6 +31,8 @@ from benchmarks.public.run import main as public
 from benchmarks.ranks import TURNS as RANKS_TURNS
 from benchmarks.ranks import run_ranks
 from benchmarks.rivals.compare import ROUNDS, run_rivals
+from benchmarks.run_start import TURNS as START_TURNS
+from benchmarks.run_start import run_start
 from benchmarks.scaling import ROUNDS as SCALING_ROUNDS
 from benchmarks.scaling import run_scaling
 from benchmarks.search import run_search
@@ -42,7 +44,7 @@ from hasten.cli.say import parse_duration
 NAMES = (
     "own-cost", "text", "image", "rivals-text", "rivals-image", "diagnosis", "gate", "checkpointing", "techniques",
     "packing", "search", "around", "goodput", "groundtruth", "ranks", "aa", "power",
-    "data", "proof", "size", "chaos", "checkpoints", "progress", "scaling", "monitor-cost",
+    "data", "proof", "size", "chaos", "checkpoints", "progress", "scaling", "monitor-cost", "run-start",
 )  # fmt: skip
 PACKING_BUDGET, SEARCH_BUDGET = "3m", "50m"
 
@@ -89,7 +91,7 @@ def main() -> None:
     parser.add_argument(
         "--count",
         type=int,
-        help="comparisons (aa, power), turns (own-cost, progress, monitor-cost, checkpointing, ranks), "
+        help="comparisons (aa, power), turns (own-cost, progress, monitor-cost, run-start, checkpointing, ranks), "
         "pairs (techniques, goodput, proof), rounds (rivals)",
     )
     parser.add_argument(
@@ -139,6 +141,7 @@ def _run(name: str, number: int | None, budget: str | None, seed: int | None) ->
         "progress": lambda: run_progress_cost(number or PROGRESS_TURNS),
         "ranks": lambda: run_ranks(number or RANKS_TURNS),
         "scaling": lambda: run_scaling(number or SCALING_ROUNDS),
+        "run-start": lambda: run_start(number or START_TURNS),
         "monitor-cost": lambda: run_monitor_cost(number or MONITOR_TURNS),
         "aa": lambda: run_aa(number or 40),
         "power": lambda: run_power(number or 20),

@@ -146,6 +146,9 @@ def _honesty(found: Found) -> list[Line]:
     if cost := found.get("own_cost"):
         words = "; ".join(_cost(cost[name]) for name in ("text", "tiny"))
         rows.append(("cost of profiling", words, cost))
+    if start := found.get("run_start"):
+        words = "; ".join(f"{arm}: {one['added_s']:+.2f} s" for arm, one in start["arms"].items())
+        rows.append(("start and end of a script under `hasten run --plan`", words, start))
     if shown := found.get("progress"):
         jobs = [shown[name] for name in ("text", "tiny")]
         words = "; ".join(f"{job['cost_frac']:.2%} of a {job['update_ms']:.1f} ms update" for job in jobs)

@@ -45,10 +45,11 @@ def tables(result: Mapping[str, Any]) -> str:
     lines += ["", "## Whole runs", ""]
     lines += [
         "Wall time of the whole process, from start to end: the script alone, then how much faster it is under",
-        "`hasten run --plan`, and with the source patch. In brackets the smallest and the largest of the rounds.",
+        "`hasten run --plan` with an empty plan, with its own (-: it is empty), and with the source patch. In brackets the",
+        "smallest and the largest of the rounds.",
         "",
-        "| script | alone | plan | patch | as alone |",
-        "|---|---|---|---|---|",
+        "| script | alone | empty plan | plan | patch | as alone |",
+        "|---|---|---|---|---|---|",
         *(_whole(row) for row in rows),
         "",
         "## Diagnoses",
@@ -98,13 +99,13 @@ def _whole(row: Row) -> str:
     whole = found(row, "whole")
     name = f"`{row['name']}`{' (unseen)' if row.get('unseen') else ''}"
     if whole is None:
-        return f"| {name} | {_why(row, 'whole')} | - | - | - |"
+        return f"| {name} | {_why(row, 'whole')} | - | - | - | - |"
     same = "yes" if as_without(row) else "**no**"
     if row.get("varies"):
-        return f"| {name} | {_plain_s(whole):.1f} s | not comparable: {row['varies']} | - | {same} |"
-    plan = "empty plan" if not whole["plan"] else _ratio(whole["plan"])
+        return f"| {name} | {_plain_s(whole):.1f} s | not comparable: {row['varies']} | - | - | {same} |"
+    plan, empty = _ratio(whole["plan"]), _ratio(whole.get("empty"))
     patch = f"refused: {_cell(whole['patch_refused'])}" if whole["patch_refused"] else _ratio(whole["patch"])
-    return f"| {name} | {_plain_s(whole):.1f} s | {plan} | {patch} | {same} |"
+    return f"| {name} | {_plain_s(whole):.1f} s | {empty} | {plan} | {patch} | {same} |"
 
 
 def _plain_s(whole: Row) -> float:
@@ -178,10 +179,10 @@ def _differences(row: Row) -> list[str]:
     whole = found(row, "whole")
     if whole is None:
         return []
-    names = {"alone": "Hasten without a plan", "plan": "The plan", "patch": "The patch"}
+    names = {"alone": "Hasten without a plan", "empty": "An empty plan", "plan": "The plan", "patch": "The patch"}
     lines = []
     for arm, name in names.items():
-        judged = whole[arm]
+        judged = whole.get(arm)
         if judged is None or judged["same"]:
             continue
         output = judged["output"][0]

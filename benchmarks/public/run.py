@@ -164,7 +164,7 @@ def told(part: str, measured: Row) -> str:
         case "cprofile":
             return ", ".join(f"{row['function']} {row['own']:.0%}" for row in result["own"][:3])
         case "whole":
-            arms = {arm: result[arm] for arm in ("alone", "plan", "patch") if result[arm]}
+            arms = {arm: result[arm] for arm in ("alone", "empty", "plan", "patch") if result.get(arm)}
             seconds = result["arms"]["plain"][-1]["wall_s"]
             return f"plain {seconds:.1f} s, " + ", ".join(
                 f"{arm} {row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f}, "

@@ -18,6 +18,9 @@ GOALS: Mapping[str, float] = {
 }  # fmt: skip
 """Scripts, right diagnoses, scripts at least `ratio` as fast in whole runs, geometric mean, slowest, share of the patch."""
 
+LEAST_SAVED = 0.05
+"""Share of a whole run that the techniques of a plan must save for the patch to be compared with them."""
+
 Row = dict[str, Any]
 
 
@@ -63,25 +66,32 @@ def as_without(row: Row) -> bool | None:
     if whole is None:
         return None
     changed = [whole[arm] for arm in ("plan", "patch") if whole[arm]]
-    return bool(whole["alone"]["same"]) and all(arm["close"] for arm in changed)
+    unchanged = [whole[arm] for arm in ("alone", "empty") if whole.get(arm)]
+    return all(arm["same"] for arm in unchanged) and all(arm["close"] for arm in changed)
 
 
 def whole_ratio(row: Row) -> float | None:
-    """Return how much faster the whole run is under the plan; 1 if the plan is empty, None if this cannot be said."""
+    """Return how much faster the whole run is under the plan, even an empty one; None if this cannot be said."""
     whole = found(row, "whole")
     if whole is None or row.get("varies"):
         return None
-    return float(whole["plan"]["ratio"]) if whole["plan"] else 1.0
+    under = whole["plan"] or whole.get("empty")
+    return float(under["ratio"]) if under else 1.0
 
 
 def patch_share(row: Row) -> float | None:
-    """Return the share of the plan's saved time that the patch saves; None if the plan saves less than 5 %, or unknown."""
+    """Return the patch's saved time as a share of what the techniques of the plan save, beyond an empty plan.
+
+    None if they save less than 5 % of the run, or if this is unknown.
+    """
     whole = found(row, "whole")
-    if whole is None or row.get("varies") or not whole["plan"] or whole["plan"]["ratio"] < 1.05:
+    if whole is None or row.get("varies") or not whole["plan"]:
         return None
-    if not whole["patch"]:
-        return 0.0
-    return float((1 - 1 / whole["patch"]["ratio"]) / (1 - 1 / whole["plan"]["ratio"]))
+    empty = whole["empty"]["ratio"] if whole.get("empty") else 1.0
+    saved = 1 / empty - 1 / whole["plan"]["ratio"]
+    if saved < LEAST_SAVED:
+        return None
+    return float((1 - 1 / whole["patch"]["ratio"]) / saved) if whole["patch"] else 0.0
 
 
 def score(rows: Sequence[Row]) -> Row:

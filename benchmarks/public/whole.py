@@ -1,7 +1,8 @@
-"""Time whole runs of a script: plain, under the plan, and with the patch, in turns; and compare what they print.
+"""Time whole runs of a script: plain, under an empty plan, under its plan, and with the patch, in turns; compare the output.
 
 Every run starts from a new copy of the same files in the same folder. Of three rounds, the second is in reverse order. The
-ratio of a round is plain time by other time; the result is the geometric mean, with the smallest and the largest.
+ratio of a round is plain time by other time; the result is the geometric mean, with the smallest and the largest. An empty
+plan lets a run start and end sooner: the difference to it is what techniques save, and what a patch could save.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from benchmarks.public.processes import OVER_TIME, Ended, fresh, last_words, sta
 
 ROUNDS = 3
 LIMIT_S = 400.0
-PLAN, PATCH = "hasten.toml", "hasten.patch"
+EMPTY, PLAN, PATCH = "empty.toml", "hasten.toml", "hasten.patch"
 SEEDED = {"PYTHONHASHSEED": "0"}
 """Otherwise what a script prints could depend on the order of a set of strings, which differs between two plain runs."""
 CLOSE = 0.05
@@ -28,7 +29,7 @@ Row = dict[str, Any]
 
 
 def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, Any] | None, rounds: int = ROUNDS) -> Row:
-    """Run a script plainly, under Hasten without a plan, under its plan and with its patch.
+    """Run a script plainly, under Hasten without a plan, under an empty plan, under its plan and with its patch.
 
     Args:
         case: The script.
@@ -38,12 +39,15 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         rounds: Number of rounds.
 
     Returns:
-        `why` if the plain script fails, else `found`: the runs, and for `alone` (Hasten without a plan), `plan` and `patch`
-        what differs. A plan or patch that does not exist has None.
+        `why` if the plain script fails, else `found`: the runs, and for `alone` (Hasten without a plan), `empty`, `plan` and
+        `patch` what differs. A plan that is empty, and a patch that does not exist, have None.
     """
     commands = {"plain": [python, case.script], "alone": _hasten(python, case)}
     plan = tuned and tuned["plan"] and tuned.get("plan_text")
     patch = tuned and tuned.get("patch_text")
+    if tuned:
+        (template / EMPTY).write_text("schema = 1\n", encoding="utf-8")
+        commands["empty"] = _hasten(python, case, template.parent / "run" / EMPTY)
     if plan:
         (template / PLAN).write_text(plan, encoding="utf-8")
         commands["plan"] = _hasten(python, case, template.parent / "run" / PLAN)
@@ -68,6 +72,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     found: Row = {
         "arms": {arm: [summary(run) for run in each] for arm, each in runs.items()},
         "alone": judge(plain, runs["alone"]),
+        "empty": judge(plain, runs["empty"]) if tuned else None,
         "plan": judge(plain, runs["plan"]) if plan else None,
         "patch": judge(plain, runs["patch"]) if patch and not refused else None,
         "patch_refused": refused,

@@ -370,7 +370,10 @@ def played_whole(
 
     def start(command: list[str], _case: Case, work: Path, _limit_s: float, **_variables: str) -> Ended:
         patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n"
-        order.append("plan" if "--plan" in command else "alone" if "hasten" in command else "patch" if patched else "plain")
+        if "--plan" in command:
+            order.append("empty" if any(word.endswith("empty.toml") for word in command) else "plan")
+        else:
+            order.append("alone" if "hasten" in command else "patch" if patched else "plain")
         return runs[order[-1]]
 
     monkeypatch.setattr(whole_runs, "start", start)
@@ -388,10 +391,10 @@ TUNED: dict[str, Any] = {
 
 
 def test_whole_runs_are_made_in_turns_each_on_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0), "patch": ended(2.4)}
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(2.5), "plan": ended(2.0), "patch": ended(2.4)}
     order, result = played_whole(tmp_path, monkeypatch, runs, TUNED)
     assert order == [
-        "plain", "plan", "patch", "alone", "patch", "plan", "plain", "plain", "plan", "patch",
+        "plain", "empty", "plan", "patch", "alone", "patch", "plan", "empty", "plain", "plain", "empty", "plan", "patch",
     ]  # fmt: skip
     found = result["found"]
     assert found["plan"]["ratio"] == pytest.approx(1.5)
@@ -401,10 +404,23 @@ def test_whole_runs_are_made_in_turns_each_on_new_files(tmp_path: Path, monkeypa
     row = {"whole": result}
     assert as_without(row)
     assert whole_ratio(row) == pytest.approx(1.5)
-    assert patch_share(row) == pytest.approx((1 - 1 / 1.25) / (1 - 1 / 1.5))
+    assert patch_share(row) == pytest.approx((3.0 - 2.4) / (2.5 - 2.0))
+    found["plan"]["ratio"] = 3.0 / 2.4
+    assert patch_share(row) is None  # the techniques save 0.1 s of 3 s
+    found["empty"]["same"] = False
+    assert not as_without(row)
 
 
-def test_an_empty_plan_needs_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_plan_is_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(2.5)}
+    order, result = played_whole(tmp_path, monkeypatch, runs, {"plan": {}, "plan_text": "plan"})
+    assert order == ["plain", "empty", "alone", "empty", "plain", "plain", "empty"]
+    assert result["found"]["plan"] is None
+    assert whole_ratio({"whole": result}) == pytest.approx(1.2)
+    assert patch_share({"whole": result}) is None
+
+
+def test_a_script_that_was_not_tuned_needs_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order, result = played_whole(tmp_path, monkeypatch, {"plain": ended(3.0), "alone": ended(3.3)}, None)
     assert order == ["plain", "alone", "plain"]
     assert whole_ratio({"whole": result}) == 1.0
@@ -412,7 +428,7 @@ def test_an_empty_plan_needs_no_turns(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_fails_under_the_plan_is_not_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0, "epoch\nTypeError: x", code=1)}
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(3), "plan": ended(2.0, "epoch\nTypeError: x", code=1)}
     _, result = played_whole(tmp_path, monkeypatch, runs, {**TUNED, "patch_text": ""})
     assert result["found"]["plan"]["failures"][0] == "ended with 1: TypeError: x"
     assert as_without({"whole": result}) is False
@@ -424,7 +440,7 @@ def test_a_script_that_fails_alone_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_patch_that_does_not_apply_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {"plain": ended(3.0), "alone": ended(3.3), "plan": ended(2.0)}
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(3), "plan": ended(2.0)}
     wrong = {**TUNED, "patch_text": TUNED["patch_text"].replace("-slow", "-other")}
     _, result = played_whole(tmp_path, monkeypatch, runs, wrong)
     assert "train.py" in result["found"]["patch_refused"]
@@ -471,7 +487,7 @@ def whole_row(plan: float, patch: float) -> dict[str, Any]:
         return {"same": ratio == 1.0, "close": True, "ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1, **told}
 
     plain = [{"code": 0, "wall_s": 18.0, "cpu_s": 30.0}] * 3
-    arms = {"plan": arm(plan), "patch": arm(patch), "alone": arm(1.0)}
+    arms = {"plan": arm(plan), "patch": arm(patch), "alone": arm(1.0), "empty": arm(1.0)}
     return part({"arms": {"plain": plain}, **arms, "patch_refused": ""})
 
 
@@ -499,7 +515,7 @@ def test_times_of_runs_that_end_by_chance_are_not_compared() -> None:
     assert (counts["ran"], counts["as_without"]) == (2, 2)
     assert counts["whole_mean"] == pytest.approx(whole_ratio(rows[0]))
     text = tables({"command": "", "machine": "", "row_commits": [], "versions": {"torch": ""}, **counts, "rows": rows})
-    assert "| not comparable: it stops early | - | yes |" in text
+    assert "| not comparable: it stops early | - | - | yes |" in text
 
 
 def test_the_page_lists_every_script() -> None:
@@ -507,8 +523,8 @@ def test_the_page_lists_every_script() -> None:
     head = {"command": "run it", "machine": "two cores", "row_commits": ["ours"], "versions": {"torch": "2.13"}}
     text = tables({**head, **score(listed), "rows": listed})
     assert "Measured on two cores, at ours: 3 of 4 profiled, 2 tuned; 1 of 1 whole runs as without Hasten" in text
-    assert "| `fast` | 18.0 s | 1.50x (1.40 to 1.60) | 1.40x (1.30 to 1.50) | yes |" in text
-    assert "| `open` | not run | - | - | - |" in text
+    assert "| `fast` | 18.0 s | 1.00x (0.90 to 1.10) | 1.50x (1.40 to 1.60) | 1.40x (1.30 to 1.50) | yes |" in text
+    assert "| `open` | not run | - | - | - | - |" in text
     assert "| `fast` | 12.3 ms | data 50%, forward 30%, backward 15% | yes |" in text
     assert "- Tuned in 5m: **1.50x** a step (1.40 to 1.65, 5 pairs)\n- Plan: sample_cache (where=ram)" in text
     assert "- The plan: 1 of 2 printed numbers differ, by 1.0% in the median" in text

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from hasten.cli.command import HELP, LazyGroup
 from hasten.cli.say import Voice, errors, say_error, voice
+from hasten.core import late_compiler
 from hasten.core.errors import HastenError
 from hasten.core.user_code import error_words, is_user_file
 from hasten.core.version import __version__
@@ -79,6 +80,7 @@ def options(
 def main() -> None:
     """Run a verb. Exits with 1 (`check`: 3) and one line on an error, and with 130 on Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
+    late_compiler.install()
     voice.set(Voice())
     try:
         app(prog_name="hasten")

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hasten.core.batch import iter_tensors
 from hasten.core.card import StepTrace
+from hasten.core.late_compiler import uncompiled
 from hasten.core.layouts import shape_of
 from hasten.core.live import LiveJob
 from hasten.train.loop import Loop, MicroBatch
@@ -34,7 +35,7 @@ def trace_step(loop: Loop) -> StepTrace:
     workers = loop.stream.workers_alive()
     loop.rewind()
     lens = Lens()
-    with torch.compiler.set_stance("force_eager"), lens:
+    with uncompiled(), lens:
         loop.run(1, batches=batches)
     rehearse(loop)
     held = sum(p.grad is not None for group in loop.live.optimizer.param_groups for p in group["params"])

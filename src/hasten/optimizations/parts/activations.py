@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hasten.core.batch import iter_tensors
 from hasten.core.errors import JobError
+from hasten.core.late_compiler import uncompiled
 from hasten.core.live import LiveJob
 from hasten.core.modules import kept_buffers
 from hasten.core.seeding import kept_random_state
@@ -171,7 +172,7 @@ def measure_activations(live: LiveJob, blocks: Sequence[nn.Module], batch: Any) 
             devices = [live.device] if live.device.type == "cuda" else []
             with kept_random_state(), torch.random.fork_rng(devices=devices), kept_buffers(live.model):
                 watch = _Watch(live, blocks, batch)
-                with torch.compiler.set_stance("force_eager"), watch.watching():
+                with uncompiled(), watch.watching():
                     live.compute_loss(batch)
                 passes.append(watch)
     finally:

@@ -129,6 +129,7 @@ class Finder:
     def _set_to_work(self) -> None:
         try:
             importlib.import_module("hasten.core.own_imports").install(gives_back=True)
+            importlib.import_module("hasten.core.late_compiler").install()
             importlib.import_module(self.config.get("module", "hasten.script.watch.session")).install(self.config)
         except Exception:  # noqa: BLE001 - the script continues after any failure
             note_failure(self.config)

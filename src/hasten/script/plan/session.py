@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from hasten.script.plan.reach import beyond
 def install(config: Mapping[str, Any]) -> None:
     """Apply the plan of `config` to this process. Called by the import hook once torch is loaded."""
     plan = _checked(config)
+    gc.freeze()  # the modules loaded so far live as long as the process: no collection, not even the last, must visit them
     host, pid = Host(plan), os.getpid()
     report = Path(config["folder"]) / f"applied-{config['rank']}.json"
 

@@ -15,6 +15,7 @@ import torch
 
 from hasten.core.card import StepTrace
 from hasten.core.errors import HastenError, LossError
+from hasten.core.late_compiler import uncompiled
 from hasten.core.provenance import process_environment
 from hasten.core.stats import TRAINING_LOSS
 from hasten.profile.probes import peak_memory_bytes, reset_peak_memory
@@ -155,7 +156,7 @@ class Commands:
         yield  # counters: an ordinary step
         alive = len(multiprocessing.active_children())
         lens = Lens()
-        with torch.compiler.set_stance("force_eager"), lens:
+        with uncompiled(), lens:
             yield
         self.host.rehearse()
         gradients = [p.grad for group in live.optimizer.param_groups for p in group["params"]]

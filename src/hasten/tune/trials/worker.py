@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from hasten.core import late_compiler
 from hasten.core.doing import doing_shown
 from hasten.core.errors import HastenError, LossError
 from hasten.core.live import LiveJob
@@ -342,6 +343,7 @@ def main() -> None:
     parser.add_argument("--member", action="store_true", help="run as another rank, set by the environment")
     asked = parser.parse_args()
     die_with_parent()
+    late_compiler.install()
     sys.dont_write_bytecode = True  # a trial leaves nothing in the folder of the user's code
     commands = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
