@@ -74,6 +74,7 @@ CASES: tuple[Case, ...] = (
     Case("matmul_precision", {"kind": "bf16"}, "arithmetic:ProductsJob"),
     Case("compile", {}, "arithmetic:PointwiseJob"),
     Case("flush_denormals", {}, "arithmetic:FadingJob"),
+    Case("dropout_masks", {}, "arithmetic:DroppedJob"),
     Case("fused_optimizer", {}, "parameters:ColumnsJob"),
     Case("foreach_optimizer", {}, "parameters:ColumnsJob"),
     Case("zero_grad_to_none", {}, "parameters:ZeroedColumnsJob"),

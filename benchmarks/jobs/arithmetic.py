@@ -1,4 +1,4 @@
-"""Jobs in which one kind of arithmetic takes nearly all of an update: products, pointwise chains, fading numbers."""
+"""Jobs in which one kind of arithmetic takes nearly all of an update: products, pointwise chains, dropout, denormals."""
 
 from __future__ import annotations
 
@@ -55,6 +55,24 @@ class ProductsJob(PointsJob):
         return nn.Sequential(
             nn.Linear(NUM_FEATURES, 1024), nn.ReLU(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(),
             nn.Linear(1024, 1),
+        )  # fmt: skip
+
+    def valid_data(self) -> Dataset[Any]:
+        """Create the validation points."""
+        return points(256, seed=1)
+
+
+class DroppedJob(PointsJob):
+    """Dropout between wide layers."""
+
+    batch_size = 256
+    quality = hasten.Quality(metric="loss", margin=0.05)  # squared units of the target
+
+    def model(self) -> nn.Module:
+        """Create a network as wide and shallow as those for clicks and tables, with their usual rates."""
+        return nn.Sequential(
+            nn.Linear(NUM_FEATURES, 4096), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4096, 32), nn.ReLU(), nn.Dropout(0.1),
+            nn.Linear(32, 1),
         )  # fmt: skip
 
     def valid_data(self) -> Dataset[Any]:

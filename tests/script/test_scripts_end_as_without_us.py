@@ -58,6 +58,7 @@ ALONE_IN_A_PLAN: dict[str, Settings] = {
     "channels": {"channels_last_3d": {}},
     "foreach": {"foreach_optimizer": {}},
     "compile": {"compile": {}},
+    "masks": {"dropout_masks": {}},
     "bfloat16": {"precision": {}},
     "allocator": {"allocator": {}},
     "graphs": {"cuda_graphs": {}},
@@ -65,7 +66,7 @@ ALONE_IN_A_PLAN: dict[str, Settings] = {
 ON_DATA = {"sample_cache", "sample_store", "loader_workers"}
 REFUSED = {"stream": ON_DATA, "sampler of its own": {"loader_workers"}}
 """Form of script -> data techniques that it refuses: samples without an index, or an order that cannot be predicted."""
-TOLERANCE = {"rounded": 1e-4, "channels": 1e-4, "foreach": 1e-4, "compile": 1e-4, "bfloat16": 0.1}
+TOLERANCE = {"rounded": 1e-4, "channels": 1e-4, "foreach": 1e-4, "compile": 1e-4, "masks": 1e-4, "bfloat16": 0.1}
 """Allowed deviations of a loss and of a weight under plans that round."""
 WORKERS = (["0", "-"], ["1", "-"], ["2", "-"], ["2", "kept"])
 OBSERVE = {"mode": "observe", "updates": 50, "seconds": 0.0}

@@ -18,6 +18,7 @@ from hasten.tune.proof.numerics import (
     UpdateSample,
     gradient_error,
     judge_exact,
+    judge_other_draws,
     judge_rounding,
     judge_training,
     loss_shift,
@@ -70,9 +71,19 @@ def test_too_few_losses_prove_nothing(count: Any) -> None:
         judge_rounding(CURVE, few, [OTHER], gradients(), gradients()),
         judge_rounding(CURVE, CURVE, [few], gradients(), gradients()),
         judge_training(CURVE, few),
+        judge_other_draws("other masks", CURVE, few, [OTHER]),
+        judge_other_draws("other masks", CURVE, CURVE, []),
     ):
         assert verdict.verdict == "failed"
         assert "not proved" in verdict.why
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(0.0, "passed"), (1.9, "passed"), (2.1, "failed"), (math.nan, "failed")])
+def test_other_draws_may_move_the_losses_like_another_seed(times: float, verdict: str) -> None:
+    moved = [loss + times * (other - loss) for loss, other in zip(CURVE, OTHER, strict=True)]
+    judged = judge_other_draws("other masks", CURVE, moved, [OTHER])
+    assert judged.verdict == verdict
+    assert judged.why.startswith("other masks: the loss moved")
 
 
 def test_rounding_without_another_seed_is_not_proved() -> None:

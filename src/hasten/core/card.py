@@ -64,6 +64,8 @@ class Trait(enum.Enum):
     """The dataset draws different random numbers."""
     TRIMS = enum.auto()
     """Batches become shorter, so dropout draws different random numbers."""
+    OTHER_MASKS = enum.auto()
+    """Dropout draws different random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

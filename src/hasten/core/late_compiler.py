@@ -24,7 +24,7 @@ from typing import Any
 NAME = "torch._dynamo"
 _LOCK = threading.RLock()
 _UNCHANGED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Functions that torch was told to call as they are."""
+"""Functions that torch calls as they are until then."""
 
 
 def install() -> None:

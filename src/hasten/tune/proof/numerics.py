@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hasten.core.card import Numerics
+from hasten.core.optimization import Optimization
 
 Rows = npt.NDArray[np.float32]
 
@@ -29,6 +30,9 @@ MAX_GRADIENT_ERROR = 0.10
 
 MAX_LOSS_SHIFT = 1.0
 """Largest allowed root-mean-square shift of the loss curve, relative to the shift between baselines with other seeds."""
+
+MAX_DRAWS_SHIFT = 2.0
+"""The same, where the candidate draws other random numbers for samples or dropout."""
 
 SETTLED_FRAC = 1e-3
 """A loss curve that moves by less than this share of the loss counts as unmoved."""
@@ -102,6 +106,11 @@ class GateVerdict:
     why: str
 
 
+def numerics_of(added: Sequence[Optimization]) -> Numerics:
+    """Return the class by which techniques are judged together: the most permissive one."""
+    return max((item.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
+
+
 def judge_exact(
     baseline: Sequence[float],
     candidate: Sequence[float],
@@ -169,6 +178,28 @@ def judge_rounding(
         f"the loss moved {shift:.2g} times as far as another seed moves it (limit {MAX_LOSS_SHIFT}), over {compared} updates"
     )
     return _verdict(Numerics.ROUNDING, ok=error <= MAX_GRADIENT_ERROR and shift <= MAX_LOSS_SHIFT, why=message)
+
+
+def judge_other_draws(
+    reason: str, baseline: Sequence[float], candidate: Sequence[float], others: Sequence[Sequence[float]]
+) -> GateVerdict:
+    """Require that other random numbers move the losses no further than about as far as another seed does.
+
+    Args:
+        reason: Why the candidate draws other random numbers.
+        baseline: Losses of the baseline.
+        candidate: Losses of the candidate.
+        others: Losses of the baseline with other seeds, at least one.
+    """
+    compared = min(map(len, (baseline, candidate, *others)))
+    if compared < MIN_UPDATES or not others:
+        return _verdict(Numerics.ROUNDING, ok=False, why=f"not proved: only {compared} losses were captured")
+    shift = loss_shift(baseline[:compared], candidate[:compared], [other[:compared] for other in others])
+    why = (
+        f"{reason}: the loss moved {shift:.2g} times as far as another seed moves it (limit {MAX_DRAWS_SHIFT}), over "
+        f"{compared} steps"
+    )
+    return _verdict(Numerics.ROUNDING, ok=shift <= MAX_DRAWS_SHIFT, why=why)
 
 
 def judge_training(baseline: Sequence[float], candidate: Sequence[float]) -> GateVerdict:

@@ -14,22 +14,20 @@ from time import monotonic
 
 import numpy as np
 
-from hasten.core.card import Numerics, Trait
+from hasten.core.card import Trait
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
 from hasten.core.seams import DATA_SEAMS
-from hasten.tune.proof.numerics import GateVerdict, Settled, UpdateSample, loss_shift
+from hasten.tune.proof.numerics import GateVerdict, Settled, UpdateSample, judge_other_draws
 from hasten.tune.search.resident_process import Resident, judge_numerics
-from hasten.tune.search.screening import Ready, checks_of, numerics_of
+from hasten.tune.search.screening import Ready, checks_of
 from hasten.tune.trials.pair import COMPILE_WARMUP_UPDATES
 from hasten.tune.trials.trial import Trial, TrialSetting
 
 SAMPLED_STEPS = 3
 BEFORE = 1 + SAMPLED_STEPS + COMPILE_WARMUP_UPDATES + 2
 """Steps that both arms do before counting: the first one, the sampled, the warm-up and the traced ones."""
-MAX_DRAWS_SHIFT = 2.0
-"""Largest allowed shift of the loss curve, relative to that of another seed, when other random numbers augment samples."""
 _ENDED = re.compile(r"The script ended after (\d+) steps")
 
 
@@ -94,20 +92,13 @@ class ScriptProcesses:
         say: Callable[[str], None],
     ) -> GateVerdict:  # fmt: skip
         """Return the verdict. If other random numbers explain a difference, the loss may move as with another seed."""
-        verdict = judge_numerics(numerics_of(added), base, challenger, others, _nothing_later)
+        verdict = judge_numerics(added, base, challenger, others, _nothing_later)
         if verdict.verdict == "passed" and any(item.card.seam in DATA_SEAMS for item in added):
             verdict = _after_a_change(verdict, challenger)
         reason = self._other_draws(challenger, added) if verdict.verdict == "failed" else ""
         if not reason:
             return verdict
-        compared = min(map(len, (base.losses, challenger.losses, *others)))
-        curves = [other[:compared] for other in others]
-        shift = loss_shift(base.losses[:compared], challenger.losses[:compared], curves)
-        why = (
-            f"{reason}: the loss moved {shift:.2g} times as far as another seed moves it (limit {MAX_DRAWS_SHIFT}), over "
-            f"{compared} steps"
-        )
-        return GateVerdict(numerics=Numerics.ROUNDING, verdict="passed" if shift <= MAX_DRAWS_SHIFT else "failed", why=why)
+        return judge_other_draws(reason, base.losses, challenger.losses, others)
 
     def shortens_turns(self, error: TrialError) -> bool:
         """Return whether the script ended for the first time. From then on its number of steps is known."""

@@ -15,9 +15,9 @@ from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.tune.proof.numerics import GateVerdict, Settled
+from hasten.tune.proof.numerics import GateVerdict, Settled, numerics_of
 from hasten.tune.search.resident_process import Resident, judge_numerics, settled_pairs
-from hasten.tune.search.screening import Ready, checks_of, numerics_of
+from hasten.tune.search.screening import Ready, checks_of
 from hasten.tune.trials.pair import warmup
 from hasten.tune.trials.trial import Trial, TrialSetting
 
@@ -88,7 +88,7 @@ class JobProcesses:
             say("  the gradients differ at the initial weights: training on and comparing again")
             return settled_pairs(base, challenger, folder)
 
-        return judge_numerics(numerics, base, challenger, others, settled)
+        return judge_numerics(added, base, challenger, others, settled)
 
     def shortens_turns(self, error: TrialError) -> bool:
         """Return False: a job has no end."""

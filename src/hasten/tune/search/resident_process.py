@@ -15,15 +15,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from hasten.core.card import Numerics
+from hasten.core.card import Numerics, Trait
+from hasten.core.optimization import Optimization
 from hasten.tune.proof.numerics import (
     GateVerdict,
     Rows,
     Settled,
     UpdateSample,
     judge_exact,
+    judge_other_draws,
     judge_rounding,
     judge_training,
+    numerics_of,
     recipe_change,
     skipping,
 )
@@ -135,7 +138,7 @@ class Resident:
 
 
 def judge_numerics(
-    numerics: Numerics,
+    added: Sequence[Optimization],
     base: Resident,
     challenger: Resident,
     others: Sequence[Sequence[float]],
@@ -144,12 +147,13 @@ def judge_numerics(
     """Return the gate's verdict on two frozen processes that did the same updates, with gradients sampled of both.
 
     Args:
-        numerics: The numerics class of the challenger's additions.
+        added: What the challenger has in addition.
         base: The process without it.
         challenger: The process with it.
         others: Loss curves of the plain job with other seeds.
         settled: Returns gradients of both at weights that the base trained to, see `settled_pairs`; called only if needed.
     """
+    numerics = numerics_of(added)
     if numerics is Numerics.TRAINING:
         return judge_training(base.losses, challenger.losses)
     if base.gradients is None or challenger.gradients is None:
@@ -159,6 +163,8 @@ def judge_numerics(
     why = recipe_change(base.updates, challenger.updates) if base.updates and challenger.updates else ""
     if why := why or _skipping(base, challenger):
         return GateVerdict(numerics=numerics, verdict="failed", why=why)
+    if added and all(Trait.OTHER_MASKS in item.card.traits for item in added):
+        return judge_other_draws("dropout draws other random numbers", base.losses, challenger.losses, others)
     return judge_rounding(base.losses, challenger.losses, others, base.gradients, challenger.gradients, settled=settled)
 
 

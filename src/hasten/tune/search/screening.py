@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Protocol
 
-from hasten.core.card import Numerics
 from hasten.core.errors import TrialError
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
@@ -129,11 +128,6 @@ class Processes(Protocol):
     def shortens_turns(self, error: TrialError) -> bool:
         """Return whether a failure means that the updates ran out, so that shorter turns would succeed."""
         ...
-
-
-def numerics_of(added: Sequence[Optimization]) -> Numerics:
-    """Return the class by which techniques are judged together: the most permissive one."""
-    return max((item.numerics for item in added), key=list(Numerics).index, default=Numerics.EXACT)
 
 
 def checks_of(traced: dict[str, list[dict[str, Any]]], added: Sequence[Optimization]) -> list[dict[str, Any]]:
