@@ -1,7 +1,9 @@
 """Judge whether a run printed what it prints without Hasten. Pure functions.
 
-Lines are compared by their words, with numbers left out; then number by number where the plain runs agree with each other.
-Times, speeds and progress differ in every run: numbers with a unit of time or after a word for one are not compared.
+Lines are compared by their words, with numbers left out; then number by number, at each place in lines with the same words
+where all plain runs agree with each other. If they differ there in one line, as losses of a script without a seed do, they
+agree in others by chance, as any other run may or may not. Times, speeds and progress differ in every run: numbers with a
+unit of time or after a word for one are not compared.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def compare(plain: Sequence[str], other: str) -> Row:
 
     Returns:
         `lines`: lines that all plain runs print equally often, by their words. `missing`: those that the other run lacks.
-        `numbers`: numbers equal in all plain runs. `equal`: those equal in the other run. `typical` and `largest`: median
-        and largest relative difference of the others, None if there are none.
+        `numbers`: numbers at places where all plain runs are equal. `equal`: those equal in the other run. `typical` and
+        `largest`: median and largest relative difference of the others, None if there are none.
     """
     shaped = [_by_shape(text) for text in plain]
     found = _by_shape(other)
@@ -40,15 +42,13 @@ def compare(plain: Sequence[str], other: str) -> Row:
     for shape in common:
         if shape in missing:
             continue
-        for rows in zip(*(each[shape] for each in shaped), found[shape], strict=True):
-            for values in zip(*rows, strict=True):
-                *ours, theirs = values
-                if len(set(ours)) > 1:
-                    continue
-                if theirs == ours[0]:
-                    equal += 1
-                else:
-                    differences.append(_difference(float(ours[0]), float(theirs)))
+        plain_columns = [list(zip(*each[shape], strict=True)) for each in shaped]
+        for *ours, theirs in zip(*plain_columns, zip(*found[shape], strict=True), strict=True):
+            if len(set(ours)) > 1:
+                continue
+            differing = [(a, b) for a, b in zip(ours[0], theirs, strict=True) if a != b]
+            equal += len(theirs) - len(differing)
+            differences += [_difference(float(a), float(b)) for a, b in differing]
     return {
         "lines": sum(len(shaped[0][shape]) for shape in common),
         "missing": missing[:5],

@@ -358,6 +358,13 @@ def test_another_loss_and_a_missing_line_are_seen() -> None:
     assert compare(PLAIN, PLAIN[0].replace("0.500", "nan"))["largest"] == float("inf")
 
 
+def test_numbers_that_plain_runs_share_by_chance_are_not_compared() -> None:
+    plain = ["epoch 1 accuracy 0.81\nepoch 2 accuracy 0.82", "epoch 1 accuracy 0.81\nepoch 2 accuracy 0.79"]
+    found = compare(plain, "epoch 1 accuracy 0.80\nepoch 2 accuracy 0.80")
+    assert (found["numbers"], found["equal"], found["missing"]) == (2, 2, [])
+    assert compare(plain, "epoch 1 accuracy 0.80\nepoch 7 accuracy 0.80")["equal"] == 1
+
+
 def ended(wall_s: float, out: str = PLAIN[0], code: int = 0) -> Ended:
     return Ended(code=code, wall_s=wall_s, cpu_s=wall_s, out=out, errors="")
 
