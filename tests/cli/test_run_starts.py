@@ -19,6 +19,7 @@ num_workers = 1
 kind = "glibc_tuned"
 """
 SCRIPT = """
+import sys
 import torch
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -26,6 +27,8 @@ for _ in range(3):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
 print("trained")
+if "calls" in sys.argv:
+    print(torch.nn.Module.__call__ is not torch.nn.Module._wrapped_call_impl)
 """
 HEAVY = {"torch", "numpy", "pandas", "pyarrow", "plotly", "jinja2", "PIL"}
 """Packages that take long to import, and that the process which starts a script does not need."""
@@ -75,6 +78,14 @@ def test_a_wrong_setting_ends_the_script_before_it_trains(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "`optimizations.loader_workers` has no setting `workers`" in " ".join(done.stderr.split())
     assert "trained" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "wrapped"), [("schema = 1\n", False), ("schema = 1\n[optimizations.precision]\n", True)])
+def test_calls_stay_wrapped_only_if_a_technique_acts_in_them(tmp_path: Path, plan: str, wrapped: bool) -> None:
+    (tmp_path / "plan.toml").write_text(plan)
+    done = python(tmp_path, "-m", "hasten", "run", "--plan", "plan.toml", "train.py", "--", "calls")
+    assert done.stdout == f"trained\n{wrapped}\n", done.stderr
 
 
 def test_each_optimization_is_found_in_its_own_file() -> None:

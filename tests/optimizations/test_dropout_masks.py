@@ -1,4 +1,4 @@
-"""Masks have the rate that was asked for, whoever draws them, and depend on torch's generator alone."""
+"""Masks have the rate that was asked for, in every layer, and depend on torch's generator alone."""
 
 from __future__ import annotations
 

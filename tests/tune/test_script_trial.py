@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -178,6 +179,25 @@ def test_a_screening_compares_both_arms_at_the_same_steps(tmp_path: Path) -> Non
     assert len(base) == len(challenger)
     assert torch.allclose(torch.tensor(base), torch.tensor(challenger), rtol=1e-3)
     assert base != challenger or found.gate.why.startswith("gradient error 0")
+
+
+def test_other_masks_of_a_functional_dropout_pass_the_gate(tmp_path: Path) -> None:
+    masks = plan_of(dropout_masks={})
+    setting = replace(setting_of(tmp_path), command=(str(Path(LOOP).with_name("dropout.py")),))
+    with Trial(setting, Plan(), seed=1) as trial:
+        trial.call("warm", updates=13)
+        others = [trial.call("run", updates=60)["losses"]]
+    screen = Screen(ScriptProcesses(setting=setting, seed=0, draws=False), Plan(), uneven=False, others=others)
+    try:
+        found = screen.screen(masks.optimizations[0], masks, 10)
+        assert screen.challenger is not None
+        assert screen.base.losses != screen.challenger.losses
+    finally:
+        screen.close()
+    assert found.fired
+    assert found.gate is not None
+    assert found.gate.verdict == "passed", found.gate.why
+    assert found.gate.why.startswith("dropout draws other random numbers: the loss moved")
 
 
 @pytest.mark.long

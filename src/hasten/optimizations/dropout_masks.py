@@ -62,7 +62,7 @@ class DropoutMasks(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * share, settings=[cls()], prior=LIKELY)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Replace the CPU kernel of the operator that draws masks, whoever calls it (also the C++ of attention and LSTM)."""
+        """Replace the CPU kernel of the operator that draws masks, also for the C++ of attention and LSTM."""
         library, kernel = Library("aten", "IMPL"), _kernel(live.count)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it says that a kernel is replaced

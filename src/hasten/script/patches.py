@@ -58,6 +58,11 @@ class Patches:
         part._placed, part._undo = self._placed, self._undo
         return part
 
+    @property
+    def outermost(self) -> bool:
+        """Whether no one has wrapped these attributes since, and so may put them back later."""
+        return all(vars(owner).get(name) is ours for owner, name, _, ours in self._placed)
+
     def also(self, undo: Callable[[], None]) -> None:
         """Call `undo` once, when everything is restored."""
         self._undo.append(undo)
