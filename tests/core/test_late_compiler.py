@@ -14,6 +14,7 @@ from types import ModuleType
 from hasten.core import late_compiler
 
 late_compiler.install()
+assert sys.meta_path[0].find_spec("torch._dynamo.config") is None, "asked before the package was imported"
 import torch
 
 model = torch.nn.Linear(4, 4)

@@ -274,7 +274,7 @@ def run_script(
     """Run a script under a plan and exit as it exits. Parts of the plan that were not applied or had to stop are reported.
 
     If batches may have differed from those of the script alone, a script that succeeded exits with `STALE`. Without a plan,
-    the script replaces this process. This process does not load torch, which takes a second: the script's process loads it
+    the script replaces this process. This process does not load torch, which takes long: the script's process loads it
     anyway, and checks the plan then.
     """
     from hasten.core.plan_file import read_plan_text, read_tables

@@ -1,8 +1,9 @@
 """Load torch's compiler when something is compiled, not when the first optimizer is made.
 
 `torch.optim` imports `torch._dynamo` in every process that makes an optimizer, to tell the compiler which functions to leave
-alone. A process that compiles nothing pays a second for it: 0.8 s to load it, the rest to free it at the end. `install` puts
-a module in its place that answers `torch.optim` alone, and that becomes the real one when anything else is asked of it.
+alone. A process that compiles nothing loads it without need, and frees it at its end; `python -m benchmarks run-start` shows
+what that costs. `install` puts a module in its place that answers `torch.optim` alone, and that becomes the real one when
+anything else is asked of it.
 
 What `torch.optim` asks is in `torch/_compile.py` and `torch/optim/optimizer.py`.
 """
@@ -24,7 +25,7 @@ from typing import Any
 NAME = "torch._dynamo"
 _LOCK = threading.RLock()
 _UNCHANGED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Functions that torch calls as they are until then."""
+"""Functions that torch calls as they are until the compiler is loaded."""
 
 
 def install() -> None:
@@ -116,7 +117,9 @@ class _Finder:
             return spec
         if not name.startswith(f"{NAME}."):
             return None
-        _load(sys.modules[NAME], wait=False)  # the thread that loads it may be waiting for this module
+        if (package := sys.modules.get(NAME)) is None:
+            return None
+        _load(package, wait=False)  # the thread that loads it may be waiting for this module
         return spec_from_loader(name, _Loaded(sys.modules[name])) if name in sys.modules else None
 
 

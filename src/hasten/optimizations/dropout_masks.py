@@ -30,6 +30,7 @@ LEVELS = 2**16
 MIN_RATE = 500 / LEVELS
 """Rates nearer to 0 or 1 are drawn by PyTorch."""
 LIKELY = 0.7
+"""Prior probability that most of the measured time of drawing masks is saved."""
 COUNTER = "dropout_masks"
 _OPERATOR = "bernoulli_"
 _SAMPLE, _SAMPLE_RATE, _DEVIATIONS = 2**20, 0.9, 6.0

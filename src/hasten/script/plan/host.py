@@ -275,7 +275,7 @@ class Host:
         needed = self._acts or self.plan.has(Trait.FREES_GRADIENTS) or isinstance(optimizer, ByHand)
         needed = needed or self._in_backward or self.on_step is not _nothing  # steps in a backward pass belong to its thread
         if self._passes.outermost and not needed:
-            self._passes.restore()  # a wrapper costs 0.2 microseconds for each call of a module, at any depth
+            self._passes.restore()  # each call of a module goes through a wrapper, at any depth
         self.on_open()
 
     def _note_applied(self) -> None:
