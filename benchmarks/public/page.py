@@ -45,8 +45,8 @@ def tables(result: Mapping[str, Any]) -> str:
     lines += ["", "## Whole runs", ""]
     lines += [
         "Wall time of the whole process, from start to end: the script alone, then how much faster it is under",
-        "`hasten run --plan` with an empty plan, with its own (-: it is empty), and with the source patch. In brackets the",
-        "smallest and the largest of the rounds.",
+        "`hasten run --plan` with an empty plan, with its own (-: it is empty), and with the source patch and the variables",
+        "that no source can set (an allocator). In brackets the smallest and the largest of the rounds.",
         "",
         "| script | alone | empty plan | plan | patch | as alone |",
         "|---|---|---|---|---|---|",
@@ -166,8 +166,9 @@ def _tuned(row: Row) -> list[str]:
     lines = [f"- Tuned in {row['tune'].get('budget', '5m')}{place}: {outcome}", f"- Plan: {_cell(plan)}"]
     if judged := "; ".join(f"{name}: {verdict}" for name, verdict in tuned["gates"].items()):
         lines.append(f"- Losses: {_cell(judged)}")
-    patch = tuned["evidence"].get("patch")
-    lines += [f"- Left out of the patch: {name}, {_cell(why)}" for name, why in (patch or {}).get("left", {}).items()]
+    whole, patch = found(row, "whole") or {}, tuned["evidence"].get("patch") or {}
+    left = whole.get("patch_left", patch.get("left", {}))
+    lines += [f"- Left out of the patch: {name}, {_cell(why)}" for name, why in left.items()]
     return lines
 
 

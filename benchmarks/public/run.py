@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -38,6 +39,10 @@ from benchmarks.public.whole import ROUNDS, measure_whole
 from benchmarks.record import ROOT
 from hasten.cli.say import parse_duration
 from hasten.core.errors import TargetError
+from hasten.core.optimization import required_environment
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.script.patch import suggest
 
 NAME = "public"
 PARTS = ("profile", "cprofile", "tune", "whole", "rivals")
@@ -255,9 +260,19 @@ def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:
     tuned = found(row, "tune")
     for folder in (work, ROOT / "src"):  # as after a first run: otherwise each run would compile all modules again
         subprocess.run([run.python, "-m", "compileall", "-q", str(folder)], check=False, stdout=subprocess.DEVNULL)
+    if tuned and tuned["plan"]:
+        tuned = {**tuned, **written_patch(case, work, tuned["plan_text"])}
     measured = measure_whole(case, run.python, work, tuned, run.rounds)
     told: Row = json.loads(shortened(json.dumps(measured), run, work.parent / "run"))
     return {**told, "plan": (tuned or {}).get("plan")}
+
+
+def written_patch(case: Case, work: Path, plan_text: str) -> Row:
+    """Write a plan into a script with this version of Hasten: the patch, what it leaves out, and the variables to set."""
+    plan = Plan.from_toml(plan_text, catalogue())
+    with chdir(work / case.folder):
+        patch = suggest(plan, Path(case.script))
+    return {"patch_text": patch.diff, "patch_left": patch.left, "patch_variables": required_environment(plan.optimizations)}
 
 
 def _text(path: Path, work: Path) -> str:

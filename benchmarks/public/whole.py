@@ -35,7 +35,8 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         case: The script.
         python: Interpreter.
         template: Prepared files; they stay as they are.
-        tuned: The result of the tuning, with the plan's and the patch's text; None if there is none.
+        tuned: The result of the tuning, with the plan's text, and its patch with the variables that no source can set
+            (`patch_variables`); None if there is none.
         rounds: Number of rounds.
 
     Returns:
@@ -45,6 +46,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     commands = {"plain": [python, case.script], "alone": _hasten(python, case)}
     plan = tuned and tuned["plan"] and tuned.get("plan_text")
     patch = tuned and tuned.get("patch_text")
+    variables_of_patch = tuned.get("patch_variables", {}) if tuned else {}
     if tuned:
         (template / EMPTY).write_text("schema = 1\n", encoding="utf-8")
         commands["empty"] = _hasten(python, case, template.parent / "run" / EMPTY)
@@ -62,7 +64,8 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
             work = fresh(template, template.parent / "run")
             if arm == "patch" and (refused := _apply(work / case.folder, work / PATCH)):
                 continue
-            runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S, **SEEDED))
+            variables = SEEDED | (variables_of_patch if arm == "patch" else {})
+            runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S, **variables))
             if runs["plain"] and runs["plain"][0].code:
                 return {"why": f"the script alone {_failure(runs['plain'][0])}", "found": None}
         if number == 0:
@@ -76,6 +79,8 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         "plan": judge(plain, runs["plan"]) if plan else None,
         "patch": judge(plain, runs["patch"]) if patch and not refused else None,
         "patch_refused": refused,
+        "patch_left": tuned.get("patch_left", {}) if tuned else {},
+        "patch_variables": variables_of_patch,
     }
     return {"why": "", "found": found}
 

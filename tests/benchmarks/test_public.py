@@ -375,12 +375,13 @@ def played_whole(
     """Measure whole runs of a fake script: `runs` has one for each arm. Return the order of the arms, and the result."""
     order = []
 
-    def start(command: list[str], _case: Case, work: Path, _limit_s: float, **_variables: str) -> Ended:
+    def start(command: list[str], _case: Case, work: Path, _limit_s: float, **variables: str) -> Ended:
         patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n"
         if "--plan" in command:
             order.append("empty" if any(word.endswith("empty.toml") for word in command) else "plan")
         else:
             order.append("alone" if "hasten" in command else "patch" if patched else "plain")
+        assert ("LD_PRELOAD" in variables) == (order[-1] == "patch")
         return runs[order[-1]]
 
     monkeypatch.setattr(whole_runs, "start", start)
@@ -394,6 +395,7 @@ TUNED: dict[str, Any] = {
     "plan": {"precision": {}},
     "plan_text": "plan",
     "patch_text": "--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-slow\n+fast\n",
+    "patch_variables": {"LD_PRELOAD": "allocator"},
 }
 
 

@@ -268,6 +268,15 @@ def test_an_optimizer_that_the_model_makes(monkeypatch: pytest.MonkeyPatch, tmp_
     assert added(patch) == ["return torch.optim.AdamW(known, fused=True)", "model.compile(dynamic=False)"]
 
 
+@pytest.mark.parametrize("kind", ["getattr(torch.optim, NAME)", "schedulefree.AdamWScheduleFree"])
+def test_the_model_of_an_optimizer_of_any_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    imported = "import schedulefree\nfrom elsewhere import Net\nclass Own"
+    text = swapped(PLAIN, ("torch.optim.AdamW(model", f"{kind}(model"), ("class Net", imported))
+    patch = made(monkeypatch, tmp_path, text, "precision", "compile", "fused_optimizer")
+    assert set(patch.written) == {"precision", "compile"}
+    assert set(patch.left) == {"fused_optimizer"}
+
+
 def test_torchs_own_modules_are_compiled_inside_of_wrappers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = swapped(DDP, ("    model = Net()\n", "    model = nn.Sequential(Net())\n"))
     changed = patched(tmp_path, made(monkeypatch, tmp_path, text, "compile"))

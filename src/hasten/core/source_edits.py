@@ -55,7 +55,7 @@ class SourceCall(Protocol):
         """Set keyword arguments, and return the change and its place: `num_workers=2 (was 0) at train.py:12`.
 
         Args:
-            values: Argument name -> source text of its value.
+            values: Argument name -> source text of its value; or one library object, in braces.
             where_given: The same, but only for arguments that the call already has.
 
         Raises:
@@ -133,6 +133,13 @@ class SourceForward(Protocol):
 
     def before(self, *lines: str) -> str:
         """Add lines before the statements, and return their place."""
+        ...
+
+    def context(self, names: Sequence[str], *parameters: str) -> SourceCall | None:
+        """Return the `with` call of one of these functions, by full name, that the statements are in or contain.
+
+        `parameters` names its positional parameters. None if there is no such call.
+        """
         ...
 
 
@@ -221,5 +228,13 @@ class SourceEdits(Protocol):
 
         Returns:
             The change and its place.
+        """
+        ...
+
+    def at_the_start(self, *lines: str, said: str) -> str:
+        """Add lines below the imports of the script.
+
+        Returns:
+            `said`, and the place.
         """
         ...

@@ -22,6 +22,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
 from hasten.core.seeding import kept_random_state
+from hasten.core.source_edits import NothingToWriteError, SourceEdits
 
 MIN_ELEMENTS = 4096
 """Smaller masks are drawn by PyTorch: a call of Python takes as long as it saves."""
@@ -80,6 +81,33 @@ class DropoutMasks(Optimization):
             Check("masks drawn four elements at a time", drawn > 0, f"{drawn:.0f} in one step"),
             Check("share of elements kept", abs(kept - _SAMPLE_RATE) < most, f"{kept:.4f} for a rate of {_SAMPLE_RATE}"),
         ]
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Add the kernel below the imports of the script."""
+        for call in script.calls("torch.library.get_kernel"):
+            raise NothingToWriteError(f"the script already replaces a kernel of PyTorch ({call.place})")
+        return script.at_the_start(*_SOURCE.splitlines(), said="a kernel that draws dropout masks")
+
+
+_SOURCE = f"""\
+_draw_exactly = {{torch.library.get_kernel}}({{torch.ops.aten.bernoulli_.float}}, "CPU")
+
+
+def _draw_mask(keys, mask, p=0.5, *, generator=None):  # four elements of a dropout mask from each random number
+    total = mask.numel()
+    if total < {MIN_ELEMENTS} or not {MIN_RATE:.4f} <= p <= {1 - MIN_RATE:.4f}:
+        _draw_exactly.call_boxed(keys, mask, p, generator=generator)
+        return mask
+    numbers = {{torch.empty}}(-(-total // 4), dtype={{torch.int64}}).random_(-(2**63), None, generator=generator)
+    return mask.copy_(numbers.view({{torch.int16}})[:total].view(mask.shape) < round(p * {LEVELS}) - {LEVELS // 2})
+
+
+_masks = {{torch.library.Library}}("aten", "IMPL")
+with {{warnings.catch_warnings}}():
+    {{warnings.simplefilter}}("ignore", UserWarning)  # it says that a kernel is replaced
+    _masks.impl("bernoulli_.float", _draw_mask, "CPU", with_keyset=True, allow_override=True)
+"""
+"""The kernel of `_kernel` as lines of a script."""
 
 
 def _kernel(count: Callable[[str], None]) -> Callable[..., torch.Tensor]:

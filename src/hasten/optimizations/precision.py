@@ -30,9 +30,10 @@ _FRAMEWORKS = ("accelerate.Accelerator", "lightning.Fabric", "lightning.Trainer"
 """Classes with an argument for autocast that has the same effect, on every device."""
 _ATTENTION = "scaled_dot_product_attention"
 _COUNTER = "attention_in_float32"
+_OWN_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
+"""Names of autocast for any device. The others are for one device only."""
 _AUTOCASTS = (
-    "torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast", "torch.cuda.amp.autocast",
-    "torch.cuda.amp.autocast_mode.autocast", "torch.cpu.amp.autocast",
+    *_OWN_AUTOCASTS, "torch.cuda.amp.autocast", "torch.cuda.amp.autocast_mode.autocast", "torch.cpu.amp.autocast",
 )  # fmt: skip
 
 
@@ -142,11 +143,22 @@ class Precision(Optimization):
 
     def write_patch(self, script: SourceEdits) -> str:
         """Wrap the forward pass and the loss in autocast, or set the argument of the framework that has its own."""
-        for call in script.calls(*_AUTOCASTS):
-            if call.given.get("enabled") != "False":  # with enabled=False, a part of the model opts out of autocast
-                raise NothingToWriteError(f"the script already uses autocast ({call.place}): set dtype=torch.{self.dtype}")
+        exact = ""
         if self.attention == "float32":
-            raise UnwritableError("keeping attention in float32 is a change within the model")
+            exact = f"; {script.at_the_start(*_SOURCE.splitlines(), said='attention in float32')}"
+        return f"{self._write_autocast(script)}{exact}"
+
+    def _write_autocast(self, script: SourceEdits) -> str:
+        used = [call for call in script.calls(*_AUTOCASTS) if call.given.get("enabled") != "False"]  # False: a part opts out
+        if used:
+            switched = any("enabled" in call.given for call in used)
+            parameters = ("device_type", "dtype", "enabled", "cache_enabled")
+            own = script.forward().context(_OWN_AUTOCASTS, *parameters) if switched else None
+            if own is None or own.given.get("enabled", "True") in ("True", "False"):
+                raise NothingToWriteError(
+                    f"the script already uses autocast ({used[0].place}): set dtype=torch.{self.dtype}"
+                )  # otherwise it was off when this plan was proved, or nothing would have been gained
+            return own.set({"enabled": "True", "dtype": f"{{torch.{self.dtype}}}"})
         made = [(call, self.framework_arguments()[name]) for name in _FRAMEWORKS for call in script.calls(name)]
         if len(made) == 1:
             call, argument = made[0]
@@ -170,6 +182,26 @@ class Precision(Optimization):
             "lightning.Trainer": f'precision="{mixed}"',
             "transformers.TrainingArguments": f"{short}=True",
         }
+
+
+_SOURCE = """\
+_attend = {torch.nn.functional.scaled_dot_product_attention}
+
+
+def _attend_in_float32(query, key, value, attn_mask=None, *args, **kwargs):  # not in autocast's type
+    kind = query.device.type
+    if not {torch.is_autocast_enabled}(kind) or query.dtype == {torch.float64}:
+        return _attend(query, key, value, attn_mask, *args, **kwargs)
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.float()
+    with {torch.autocast}(kind, enabled=False):
+        output = _attend(query.float(), key.float(), value.float(), attn_mask, *args, **kwargs)
+    return output.to({torch.get_autocast_dtype}(kind))
+
+
+{torch.nn.functional.scaled_dot_product_attention} = _attend_in_float32
+"""
+"""`_in_float32` as lines of a script."""
 
 
 def _in_float32(plain: Callable[..., torch.Tensor], count: Callable[[], None] = lambda: None) -> Callable[..., torch.Tensor]:

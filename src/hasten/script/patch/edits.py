@@ -302,7 +302,9 @@ class _Writer(cst.CSTTransformer):
 
 
 def _parsed(lines: Sequence[str]) -> list[Any]:
-    return list(cst.parse_module("\n".join([*lines, ""])).body)
+    module = cst.parse_module("\n".join([*lines, ""]))
+    first, *more = module.body
+    return [first.with_changes(leading_lines=[*module.header, *first.leading_lines]), *more]
 
 
 def _assigning(line: cst.SimpleStatementLine, name: str) -> cst.SimpleStatementLine:

@@ -231,15 +231,15 @@ def the_optimizer(project: Project) -> tuple[Place, str]:
     led_to = _led_to(project, [place for place, _ in candidates])
     candidates = [item for item in candidates if item[0] in led_to] or candidates
     if len(candidates) > 1:
-        stepped = _stepped(project)
-        candidates = [item for item in candidates if item[0].node in stepped] or candidates
+        calls = stepped(project)
+        candidates = [item for item in candidates if item[0].node in calls] or candidates
     if len(candidates) != 1:
         places = f" ({', '.join(place.words for place, _ in candidates)})" if candidates else ""
         raise UnwritableError(_how_many(len(candidates), "call of an optimizer of torch.optim", project) + places)
     return candidates[0]
 
 
-def _stepped(project: Project) -> set[ast.expr | ast.stmt]:
+def stepped(project: Project) -> set[ast.expr | ast.stmt]:
     """Return the calls that created the objects whose `.step()` is called in a training loop."""
     made: set[ast.expr | ast.stmt] = set()
     for place in backward_calls(project):

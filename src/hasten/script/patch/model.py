@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from hasten.core.source_edits import UnwritableError
-from hasten.script.patch.find import Place, the_optimizer, training_line
+from hasten.script.patch.find import Place, stepped, the_optimizer, training_line
 from hasten.script.patch.flow import Origin, assigned_attributes, origins
 from hasten.script.patch.project import Project
 from hasten.script.patch.source import FUNCTIONS, Bind, Scope
@@ -41,14 +41,10 @@ def the_model(project: Project) -> Model:
     Raises:
         UnwritableError: The optimizer's arguments do not show which model that is.
     """
-    place, _ = the_optimizer(project)
-    call = place.node
-    given = call.args[:1] if isinstance(call, ast.Call) else []
-    given = given or [item.value for item in getattr(call, "keywords", []) if item.arg == "params"]
-    owners = [_whole(project, item) for value in given for item in _owners(project, value, place.scope)]
+    place = _optimizer_of_any_class(project)
     models: dict[str, Model] = {}
-    before = Place(place.scope.source.statement(call), place.scope)
-    for owner in owners:
+    before = Place(place.scope.source.statement(place.node), place.scope)
+    for owner in _trained(project, place):
         model = _Homes(project, before).of(owner)
         if model is None:
             raise UnwritableError(f"it is unclear where the model of the optimizer ({place.words}) is created")
@@ -57,6 +53,27 @@ def the_model(project: Project) -> Model:
         seen = ", ".join(models) or "none was found"
         raise UnwritableError(f"the optimizer ({place.words}) does not hold the parameters of exactly one module: {seen}")
     return next(iter(models.values()))
+
+
+def _optimizer_of_any_class(project: Project) -> Place:
+    """Return the call that creates the optimizer: one of torch.optim, or the only other one that steps in training."""
+    try:
+        return the_optimizer(project)[0]
+    except UnwritableError:
+        calls = stepped(project)
+        others = [Place(call, scope) for call, scope in project.calls if call in calls]
+        others = [place for place in others if _trained(project, place)]
+        if len(others) != 1:
+            raise
+        return others[0]
+
+
+def _trained(project: Project, optimizer: Place) -> list[Place]:
+    """Return the models whose parameters are passed to an optimizer."""
+    call = optimizer.node
+    given = call.args[:1] if isinstance(call, ast.Call) else []
+    given = given or [item.value for item in getattr(call, "keywords", []) if item.arg == "params"]
+    return [_whole(project, item) for value in given for item in _owners(project, value, optimizer.scope)]
 
 
 def _owners(project: Project, value: ast.expr, scope: Scope, depth: int = 0) -> list[Place]:

@@ -66,6 +66,8 @@ class _Call:
 
     def set(self, values: Mapping[str, str], where_given: Mapping[str, str] | None = None) -> str:
         wanted = {**values, **{name: value for name, value in (where_given or {}).items() if name in self.given}}
+        named = {name: value for name, value in wanted.items() if _NAME.fullmatch(value)}
+        wanted |= {name: _spelled(self._changes, self._scope, value) for name, value in named.items()}
         changed = self._changes.set_arguments(self._call, self._scope, wanted, self._parameters)
         if not changed:
             raise NothingToWriteError(f"the {self._role} already has this setting ({self.place})")
@@ -158,6 +160,17 @@ class _Forward:
         if not self._step.calls:
             raise UnwritableError("neither the device nor the model has a name where the loss is computed")
         return f"next({ast.unparse(self._step.calls[0].func)}.parameters()).device.type"
+
+    def context(self, names: Sequence[str], *parameters: str) -> _Call | None:
+        scope = self._step.scope
+        around = list(scope.source.up(self._step.statements[0]))
+        inside = [node for statement in self._step.statements for node in ast.walk(statement)]
+        for node in (*inside, *around):
+            for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
+                call = item.context_expr
+                if isinstance(call, ast.Call) and self._project.called(call, scope) in names:
+                    return _Call(self._changes, call, scope, parameters)
+        return None
 
     def wrap(self, header: str) -> None:
         step = self._step
@@ -285,7 +298,7 @@ class _Script:
             if len(given) != 1:
                 raise UnwritableError(f"{scope.source.line_of(call)} calls it with other arguments", f"{name}({value})")
             return self._replaced(given[0], scope, value, name)
-        return self._at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
+        return self.at_the_start(f"{{{name}}}({value})", said=f"{name}({value})")
 
     def assign_once(self, values: Mapping[str, str]) -> str:
         changed, lines = [], []
@@ -299,10 +312,10 @@ class _Script:
                 lines.append((name, value))
         if lines:
             said = ", ".join(f"{name} = {value}" for name, value in lines)
-            changed.append(self._at_the_start(*(f"{{{name}}} = {value}" for name, value in lines), said=said))
+            changed.append(self.at_the_start(*(f"{{{name}}} = {value}" for name, value in lines), said=said))
         return ", ".join(changed)
 
-    def _at_the_start(self, *lines: str, said: str) -> str:
+    def at_the_start(self, *lines: str, said: str) -> str:
         script = self._project.script
         module = script.scopes.module
         self._changes.setting(script, *(_spelled(self._changes, module, line, top=True) for line in lines))

@@ -1,0 +1,110 @@
+"""Techniques that add a function to a script do there what they do under a plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812  the usual name
+
+from hasten.core.plan import Plan
+from hasten.optimizations import catalogue
+from hasten.optimizations.dropout_masks import DropoutMasks
+from hasten.script.patch import suggest
+from hasten.train.build import build
+from tests.optimizations.cases.dropout_masks import Wide
+from tests.script.patch_samples import PLAIN, added, at, made, patched, swapped
+
+MASKS = """'''A docstring.'''
+import json
+
+from torch import manual_seed, nn, ones
+manual_seed(0)
+dropped = [nn.functional.dropout(ones(*size), 0.3) for size in ((70, 70), (9,))]
+print(json.dumps([each.tolist() for each in dropped]))
+"""
+ATTENTION = """import json
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x, mask=None):
+        mixed = self.inner(x)
+        out = F.scaled_dot_product_attention(mixed, mixed, mixed, mask, is_causal=mask is None)
+        SEEN.append([str(mixed.dtype), str(out.dtype), out.float().tolist()])
+        return out
+
+
+SEEN = []
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(2, 4, 8)
+for mask in None, torch.zeros(4, 4):
+    loss = model(x, mask).float().sum()
+    loss.backward()
+    optimizer.step()
+mixed = x.to(torch.bfloat16)
+print(json.dumps([SEEN, F.scaled_dot_product_attention(mixed, mixed, mixed).float().tolist()]))
+"""
+
+
+def printed(folder: Path, text: str) -> Any:
+    """Run a script in which every warning is an error; return what it prints as JSON."""
+    (folder / "run.py").write_text(text)
+    done = subprocess.run([sys.executable, "-W", "error", "run.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_dropout_masks_are_those_of_the_technique(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patch = made(monkeypatch, tmp_path, MASKS, "dropout_masks")
+    assert patch.written == {"dropout_masks": "a kernel that draws dropout masks below the imports of train.py"}
+    found = printed(tmp_path, patched(tmp_path, patch))
+    live = build(Wide(), Plan(optimizations=(DropoutMasks(),)))
+    torch.manual_seed(0)
+    drawn = [F.dropout(torch.ones(*size), 0.3).tolist() for size in ((70, 70), (9,))]
+    live.undo_all()
+    torch.manual_seed(0)
+    assert found == drawn
+    assert found[0] != F.dropout(torch.ones(70, 70), 0.3).tolist()
+
+
+def test_attention_stays_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = printed(tmp_path, ATTENTION)
+    patch = made(monkeypatch, tmp_path, ATTENTION, precision={"attention": "float32"})
+    seen, outside = printed(tmp_path, patched(tmp_path, patch))
+    for (before, _, exact), (inside, output, found) in zip(plain[0], seen, strict=True):
+        assert (before, inside, output) == ("torch.float32", "torch.bfloat16", "torch.bfloat16")
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=0.05, atol=0.05)
+    assert outside == plain[1]
+    again = suggest(Plan.from_dict({"precision": {"attention": "float32"}}, catalogue()), Path("train.py"))
+    assert not again.diff
+    assert "already uses autocast" in again.left["precision"]
+
+
+def test_autocast_that_a_switch_of_the_script_turned_off_is_turned_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = "        with torch.autocast('cpu', enabled=amp):\n            out = model(x)  # the forward pass\n"
+    text = swapped(
+        PLAIN, ("        out = model(x)  # the forward pass\n", lines), ("def main():\n", "def main(amp=False):\n")
+    )
+    patch = made(monkeypatch, tmp_path, text, "precision")
+    assert added(patch) == ["with torch.autocast('cpu', enabled=True, dtype=torch.bfloat16):"]
+    assert patch.written["precision"].endswith(f"at {at(text, 'with torch.autocast')}")
+    for fixed in ("True", "False"):
+        text = swapped(text, (f"enabled={'amp' if fixed == 'True' else 'True'}", f"enabled={fixed}"))
+        patch = made(monkeypatch, tmp_path, text, "precision")
+        assert ("already uses autocast" in patch.left.get("precision", "")) == (fixed == "True")
