@@ -261,15 +261,15 @@ def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:
     for folder in (work, ROOT / "src"):  # as after a first run: otherwise each run would compile all modules again
         subprocess.run([run.python, "-m", "compileall", "-q", str(folder)], check=False, stdout=subprocess.DEVNULL)
     if tuned and tuned["plan"]:
-        tuned = {**tuned, **written_patch(case, work, tuned["plan_text"])}
+        plan = Plan.from_dict(tuned["plan"], catalogue())
+        tuned = {"plan_text": plan.to_toml(), **tuned, **written_patch(case, work, plan)}
     measured = measure_whole(case, run.python, work, tuned, run.rounds)
     told: Row = json.loads(shortened(json.dumps(measured), run, work.parent / "run"))
     return {**told, "plan": (tuned or {}).get("plan")}
 
 
-def written_patch(case: Case, work: Path, plan_text: str) -> Row:
+def written_patch(case: Case, work: Path, plan: Plan) -> Row:
     """Write a plan into a script with this version of Hasten: the patch, what it leaves out, and the variables to set."""
-    plan = Plan.from_toml(plan_text, catalogue())
     with chdir(work / case.folder):
         patch = suggest(plan, Path(case.script))
     return {"patch_text": patch.diff, "patch_left": patch.left, "patch_variables": required_environment(plan.optimizations)}
