@@ -61,6 +61,21 @@ import torch._dynamo.config as config
 assert config is torch._dynamo.config and config.__spec__.loader is config.__loader__""",
     "a submodule that the compiler does not load": "import torch._dynamo.tensor_version_op",
     "a name": "from torch._dynamo import reset; reset()",
+    "a function of its utilities": """
+from torch._dynamo.utils import is_compile_supported
+assert type(waiting) is not ModuleType, "torchvision, which imports this, would load the compiler"
+assert is_compile_supported("cpu") == torch._dynamo.utils.is_compile_supported("cpu")""",
+    "its utilities": """
+import torch._dynamo.utils as utils
+assert type(waiting) is not ModuleType
+assert utils.counters is torch._dynamo.utils.counters and type(utils) is ModuleType""",
+    "other names of its utilities": """
+from torch._dynamo.utils import counters, is_compile_supported
+assert is_compile_supported.__module__ == "torch._dynamo.utils" and type(waiting) is ModuleType""",
+    "its utilities before it": """
+import torch._dynamo.utils as utils
+torch._dynamo.reset()
+assert type(utils) is ModuleType and utils is sys.modules["torch._dynamo.utils"]""",
     "compile": "assert torch.compile(model, backend='eager')(torch.ones(2, 4)).shape == (2, 4)",
     "a function to leave alone": "assert torch._dynamo.disable(step) is not step",
     "another thread": """
@@ -109,3 +124,30 @@ for _ in range(2):
 """
     done = python(code)
     assert done.stdout == "broken\nbroken\n", done.stderr
+
+
+SCRIPT = """
+import atexit
+import sys
+from types import ModuleType
+
+atexit.register(lambda: print("loaded", type(sys.modules["torch._dynamo"]) is ModuleType))  # called last
+import torch
+from torch._dynamo.utils import is_compile_supported
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_under_a_plan_ends_without_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "plan.toml").write_text("schema = 1\n")
+    command = [sys.executable, "-m", "hasten", "run", "--plan", "plan.toml", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "loaded False\n", done.stderr

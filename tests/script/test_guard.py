@@ -288,7 +288,7 @@ def test_a_gathered_batch_that_differs_from_a_collated_one_is_not_given() -> Non
     gathered = GatheredRows()
     gathered.load._kept_batch = lambda indices: gathered.rows.batch(indices[::-1])
     assert gathered.load.batch([1, 2]) is None
-    assert gathered.lost == [("a gathered batch[0] differs", False)]
+    assert gathered.lost == [("a batch of cached samples differs from one of fresh samples", False)]
 
 
 @pytest.mark.parametrize("index", [3, [64], [-1], ["a"], (1, 2), None])

@@ -5,7 +5,8 @@ alone. A process that compiles nothing loads it without need, and frees it at it
 what that costs. `install` puts a module in its place that answers `torch.optim` alone, and that becomes the real one when
 anything else is asked of it.
 
-What `torch.optim` asks is in `torch/_compile.py` and `torch/optim/optimizer.py`.
+What `torch.optim` asks is in `torch/_compile.py` and `torch/optim/optimizer.py`. torchvision asks for one function of
+`torch._dynamo.utils` when it is imported (`torchvision/ops/roi_align.py`), so that module waits in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import atexit
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
+UTILITIES = f"{NAME}.utils"
 _LOCK = threading.RLock()
 _UNCHANGED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Functions that torch calls as they are until the compiler is loaded."""
@@ -60,6 +62,30 @@ class _Waiting(ModuleType):
         return getattr(self, name)
 
 
+class _WaitingUtilities(ModuleType):
+    """`torch._dynamo.utils` until it is loaded. The same object is an ordinary module afterwards."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # `from` asks each module whether it is a package
+            raise AttributeError(name)
+        if name == "is_compile_supported":
+            return lambda device_type: _loaded_utilities(self).is_compile_supported(device_type)
+        return getattr(_loaded_utilities(self), name)
+
+
+def _loaded_utilities(module: Any) -> Any:
+    """Load the compiler, which itself imports its utilities, and return them."""
+    with _LOCK:
+        _load(sys.modules[NAME])
+        if type(module) is _WaitingUtilities:
+            _execute(module, _WaitingUtilities, ModuleType)
+    return module
+
+
+def _wait_too(module: ModuleType) -> None:
+    module.__class__ = _WaitingUtilities
+
+
 def _wait(module: ModuleType) -> None:
     """Leave the module unloaded, but end the process with the status that its exit handler would have led to."""
     module.__class__ = _Waiting
@@ -91,17 +117,22 @@ def _load(module: ModuleType, *, wait: bool = True) -> None:
         if kind is _Waiting:
             while _UNCHANGED:
                 vars(_UNCHANGED.pop()).pop("__dynamo_disable", None)  # torch asks again
-            loader: Any = module.__loader__
-            vars(loader).pop("exec_module", None)
-            module.__class__ = _Loading
-            try:
-                loader.exec_module(module)
-            except BaseException:
-                module.__class__ = _Waiting
-                raise
+            _execute(module, _Waiting, _Loading)
             module.__class__ = ModuleType
     finally:
         _LOCK.release()
+
+
+def _execute(module: ModuleType, waiting: type[ModuleType], loading: type[ModuleType]) -> None:
+    """Execute the code of a module that waits. If it fails, the module waits again."""
+    loader: Any = module.__loader__
+    vars(loader).pop("exec_module", None)
+    module.__class__ = loading
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        module.__class__ = waiting
+        raise
 
 
 class _Finder:
@@ -110,17 +141,24 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec of the compiler or of its submodule; None for any other module."""
         if name == NAME:
-            spec = PathFinder.find_spec(name, path, target)
-            if spec is not None:
-                loader: Any = spec.loader
-                loader.exec_module = _wait
-            return spec
-        if not name.startswith(f"{NAME}."):
+            return _found(name, path, target, _wait)
+        if not name.startswith(f"{NAME}.") or (package := sys.modules.get(NAME)) is None:
             return None
-        if (package := sys.modules.get(NAME)) is None:
-            return None
+        if name == UTILITIES and type(package) is _Waiting:
+            return _found(name, path, target, _wait_too)
         _load(package, wait=False)  # the thread that loads it may be waiting for this module
         return spec_from_loader(name, _Loaded(sys.modules[name])) if name in sys.modules else None
+
+
+def _found(
+    name: str, path: Sequence[str] | None, target: ModuleType | None, execute: Callable[[ModuleType], None]
+) -> ModuleSpec | None:
+    """Return the spec of a module that is executed in another way for now."""
+    spec = PathFinder.find_spec(name, path, target)
+    if spec is not None:
+        loader: Any = spec.loader
+        loader.exec_module = execute
+    return spec
 
 
 class _Loaded(Loader):

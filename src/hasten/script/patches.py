@@ -217,5 +217,5 @@ def _tell_dynamo(before: Any, after: Any) -> None:
     """Update torch.compile's reference to `Module.__call__`, which it compares by identity to inline `forward`."""
     for name in _DYNAMO_MODULES:
         module = sys.modules.get(name)
-        if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
+        if module is not None and vars(module).get("unpatched_nn_module_call") is before:  # asking it would load it
             module.unpatched_nn_module_call = after  # type: ignore[attr-defined]

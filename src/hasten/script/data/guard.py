@@ -9,6 +9,7 @@ permanently, the script gets the whole batch fresh, and the reason is reported.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
+from hasten.core.batch import map_tensors
 from hasten.core.errors import JobError
 from hasten.core.seeding import RandomState, get_random_state, set_random_state
 from hasten.optimizations.parts.sample_caching import MISSING
@@ -30,6 +32,8 @@ COMPARED_SAMPLES = math.ceil(math.log(MISSED_PROBABILITY) / math.log(1 - FOUND_F
 """Number of random samples that is sufficient for `FOUND_FRAC` and `MISSED_PROBABILITY`."""
 COMPARED_FRAC = 1 / 16
 """Smallest share of samples that is compared. It detects a change of all samples in the first batch of 16 or more."""
+AT_ONCE = 32
+"""Number of samples that are collated to be compared at once, which bounds the memory for it."""
 
 
 def compared_frac(num_samples: int) -> float:
@@ -148,7 +152,7 @@ class PureLoad:
     ) -> None:
         self._load, self._many, self._reads, self._trust = load, load_many, reads, trust
         self._kept, self._num, self._copies = kept, num_samples, copies
-        self._kept_batch, self._gathered = kept_batch, False
+        self._kept_batch = kept_batch
         self._rate = compared_frac(num_samples)
         self._given, self._owed = 0, 0.0
         self._random = random.Random(0)  # noqa: S311 - selects samples to compare; the script's generators stay untouched
@@ -167,7 +171,7 @@ class PureLoad:
         before = None
         try:
             before = get_random_state()
-            batch, why = self._gather(indices)
+            batch, why = self._gather(indices, before)
         except Exception as error:  # noqa: BLE001 - an error in Hasten
             batch, why = None, _words(error)
         if why:
@@ -176,7 +180,7 @@ class PureLoad:
             self._trust.lose(why, given=self._given > 0)
         return batch
 
-    def _gather(self, indices: Any) -> tuple[Any, str]:
+    def _gather(self, indices: Any, before: RandomState) -> tuple[Any, str]:
         """Return a batch or None, and the reason why the cache must not be used any more; "" if it may."""
         if self._kept_batch is None or type(indices) is not list or not all(map(self._known, indices)):
             return None, ""
@@ -184,10 +188,9 @@ class PureLoad:
         batch = self._kept_batch(numbers)
         if batch is None:
             return None, ""
-        why = self._why_others(numbers[place] for place in self._chosen(list(range(len(numbers)))))
-        if not why and not self._gathered:
-            made = default_collate([self._kept(number) for number in numbers])
-            why, self._gathered = difference(batch, made, "a gathered batch"), True
+        places = self._chosen(list(range(len(numbers))))
+        chosen = [numbers[place] for place in places]
+        why = self._why_collated(chosen, lambda: map_tensors(batch, lambda column: column[places]), before) if places else ""
         if why:
             return None, why
         self._given += len(numbers)
@@ -203,12 +206,18 @@ class PureLoad:
 
     def begin_epoch(self) -> None:
         """Compare a random selection of cached samples before any of them is used."""
-        self._given, self._gathered = 0, False
+        self._given = 0
         if self._trust.reason:
             return
         before = get_random_state()
         cached = (index for index in self._random.sample(range(self._num), self._num) if self._kept(index) is not MISSING)
-        if why := self._why_others(islice(cached, COMPARED_SAMPLES)):
+        chosen, why = islice(cached, COMPARED_SAMPLES), ""
+        if self._kept_batch is None:
+            why = self._why_others(chosen)
+        while not why and (some := list(islice(chosen, AT_ONCE))):
+            kept = functools.partial(self._collated, some)
+            why = self._why_collated(some, kept, before)
+        if why:
             set_random_state(before)
             self._trust.lose(why, given=False)
 
@@ -259,6 +268,26 @@ class PureLoad:
         count = min(int(self._owed), len(hits))
         self._owed -= count
         return self._random.sample(hits, count)
+
+    def _collated(self, indices: list[int]) -> Any:
+        return default_collate([self._kept(index) for index in indices])
+
+    def _why_collated(self, indices: list[int], kept: Callable[[], Any], before: RandomState) -> str:
+        """Like `_why_others`, for samples that a cache makes batches of, which are compared as a batch.
+
+        Args:
+            indices: Samples to compare.
+            kept: Returns the batch of cached samples.
+            before: Random state before the comparison.
+        """
+        try:
+            differs = bool(difference(kept(), default_collate(self._reads.many(indices))))
+        except Exception:  # noqa: BLE001 - of the dataset, or of samples that do not fit together: one by one decides
+            differs = True
+        if differs:
+            return self._why_others(indices) or "a batch of cached samples differs from one of fresh samples"
+        moved = moved_generator(before, get_random_state())
+        return f"reading a sample draws random numbers ({moved})" if moved else ""
 
     def _why_others(self, indices: Iterable[int], given: Mapping[int, Any] | None = None) -> str:
         """Return how cached samples differ from fresh ones; "" if they do not.
