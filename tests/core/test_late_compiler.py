@@ -98,7 +98,7 @@ def test_training_alone_does_not_load_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long if at % 2 else ()) for at, way in enumerate(WAYS)])
 def test_it_is_loaded_and_whole_when_it_is_used(way: str) -> None:
     done = python(BEGIN + WAYS[way] + END)
     assert done.stdout == "ended\n", done.stderr
