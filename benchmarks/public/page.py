@@ -45,8 +45,9 @@ def tables(result: Mapping[str, Any]) -> str:
     lines += ["", "## Whole runs", ""]
     lines += [
         "Wall time of the whole process, from start to end: the script alone, then how much faster it is under",
-        "`hasten run --plan` with an empty plan, with its own (-: it is empty), and with the source patch and the variables",
-        "that no source can set (an allocator). In brackets the smallest and the largest of the rounds.",
+        "`hasten run --plan` with an empty plan, with its own (-: it is empty), and with the source patch. Variables that",
+        "no source can set (an allocator's) were set with the patch where the script's details say so. In brackets the",
+        "smallest and the largest of the rounds.",
         "",
         "| script | alone | empty plan | plan | patch | as alone |",
         "|---|---|---|---|---|---|",
@@ -169,6 +170,8 @@ def _tuned(row: Row) -> list[str]:
     whole, patch = found(row, "whole") or {}, tuned["evidence"].get("patch") or {}
     left = whole.get("patch_left", patch.get("left", {}))
     lines += [f"- Left out of the patch: {name}, {_cell(why)}" for name, why in left.items()]
+    if variables := whole.get("patch_variables"):
+        lines.append(f"- Variables set with the patch: {', '.join(f'`{name}`' for name in variables)}")
     return lines
 
 

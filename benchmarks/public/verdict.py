@@ -82,7 +82,7 @@ def whole_ratio(row: Row) -> float | None:
 def patch_share(row: Row) -> float | None:
     """Return the patch's saved time as a share of what the techniques of the plan save, beyond an empty plan.
 
-    The patch runs with the variables of the plan that no source can set.
+    Variables of the plan that no source can set are set with the patch (`patch_variables`; not in rows without it).
 
     None if they save less than 5 % of the run, or if this is unknown.
     """

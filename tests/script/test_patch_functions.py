@@ -28,7 +28,20 @@ manual_seed(0)
 dropped = [nn.functional.dropout(ones(*size), 0.3) for size in ((70, 70), (9,))]
 print(json.dumps([each.tolist() for each in dropped]))
 """
+RECORDER = """import torch
+
+ATTENDED, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+
+def attend_and_record(query, *args, **kwargs):
+    ATTENDED.append(str(query.dtype))
+    return attend(query, *args, **kwargs)
+
+
+torch.nn.functional.scaled_dot_product_attention = attend_and_record
+"""
 ATTENTION = """import json
+from recorder import ATTENDED
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -56,7 +69,7 @@ for mask in None, torch.zeros(4, 4):
     loss.backward()
     optimizer.step()
 mixed = x.to(torch.bfloat16)
-print(json.dumps([SEEN, F.scaled_dot_product_attention(mixed, mixed, mixed).float().tolist()]))
+print(json.dumps([SEEN, F.scaled_dot_product_attention(mixed, mixed, mixed).float().tolist(), ATTENDED]))
 """
 
 
@@ -82,13 +95,15 @@ def test_dropout_masks_are_those_of_the_technique(monkeypatch: pytest.MonkeyPatc
 
 
 def test_attention_stays_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "recorder.py").write_text(RECORDER)
     plain = printed(tmp_path, ATTENTION)
     patch = made(monkeypatch, tmp_path, ATTENTION, precision={"attention": "float32"})
-    seen, outside = printed(tmp_path, patched(tmp_path, patch))
+    seen, outside, attended = printed(tmp_path, patched(tmp_path, patch))
     for (before, _, exact), (inside, output, found) in zip(plain[0], seen, strict=True):
         assert (before, inside, output) == ("torch.float32", "torch.bfloat16", "torch.bfloat16")
         torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=0.05, atol=0.05)
     assert outside == plain[1]
+    assert attended == ["torch.float32", "torch.float32", "torch.bfloat16"]  # the last outside of autocast
     again = suggest(Plan.from_dict({"precision": {"attention": "float32"}}, catalogue()), Path("train.py"))
     assert not again.diff
     assert "already uses autocast" in again.left["precision"]
@@ -104,7 +119,15 @@ def test_autocast_that_a_switch_of_the_script_turned_off_is_turned_on(
     patch = made(monkeypatch, tmp_path, text, "precision")
     assert added(patch) == ["with torch.autocast('cpu', enabled=True, dtype=torch.bfloat16):"]
     assert patch.written["precision"].endswith(f"at {at(text, 'with torch.autocast')}")
+    assert "gradient scaler" in made(monkeypatch, tmp_path, text, precision={"dtype": "float16"}).left["precision"]
     for fixed in ("True", "False"):
         text = swapped(text, (f"enabled={'amp' if fixed == 'True' else 'True'}", f"enabled={fixed}"))
         patch = made(monkeypatch, tmp_path, text, "precision")
         assert ("already uses autocast" in patch.left.get("precision", "")) == (fixed == "True")
+
+
+@pytest.mark.parametrize("taken", ["def _draw_mask():\n    pass\n", "_masks = 1\n"])
+def test_names_that_the_script_uses_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: str) -> None:
+    patch = made(monkeypatch, tmp_path, MASKS + taken, "dropout_masks")
+    assert not patch.diff
+    assert "means something else in train.py" in patch.left["dropout_masks"]

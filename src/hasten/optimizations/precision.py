@@ -30,6 +30,7 @@ _FRAMEWORKS = ("accelerate.Accelerator", "lightning.Fabric", "lightning.Trainer"
 """Classes with an argument for autocast that has the same effect, on every device."""
 _ATTENTION = "scaled_dot_product_attention"
 _COUNTER = "attention_in_float32"
+_NO_SCALER = "float16 also needs a gradient scaler around the backward pass and the optimizer step"
 _OWN_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
 """Names of autocast for any device. The others are for one device only."""
 _AUTOCASTS = (
@@ -143,10 +144,10 @@ class Precision(Optimization):
 
     def write_patch(self, script: SourceEdits) -> str:
         """Wrap the forward pass and the loss in autocast, or set the argument of the framework that has its own."""
-        exact = ""
-        if self.attention == "float32":
-            exact = f"; {script.at_the_start(*_SOURCE.splitlines(), said='attention in float32')}"
-        return f"{self._write_autocast(script)}{exact}"
+        autocast = self._write_autocast(script)
+        if self.attention == "autocast":
+            return autocast
+        return f"{autocast}; {script.at_the_start(*_SOURCE.splitlines(), said='attention in float32')}"
 
     def _write_autocast(self, script: SourceEdits) -> str:
         used = [call for call in script.calls(*_AUTOCASTS) if call.given.get("enabled") != "False"]  # False: a part opts out
@@ -158,6 +159,8 @@ class Precision(Optimization):
                 raise NothingToWriteError(
                     f"the script already uses autocast ({used[0].place}): set dtype=torch.{self.dtype}"
                 )  # otherwise it was off when this plan was proved, or nothing would have been gained
+            if self.dtype == "float16":
+                raise UnwritableError(_NO_SCALER)
             return own.set({"enabled": "True", "dtype": f"{{torch.{self.dtype}}}"})
         made = [(call, self.framework_arguments()[name]) for name in _FRAMEWORKS for call in script.calls(name)]
         if len(made) == 1:
@@ -165,7 +168,7 @@ class Precision(Optimization):
             name, _, value = argument.partition("=")
             return call.set({name: value})
         if self.dtype == "float16":
-            raise UnwritableError("float16 also needs a gradient scaler around the backward pass and the optimizer step")
+            raise UnwritableError(_NO_SCALER)
         forward = script.forward()
         if forward.library:
             raise UnwritableError(f"{forward.library} runs the backward pass, and has its own setting for autocast")

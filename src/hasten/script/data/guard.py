@@ -214,9 +214,9 @@ class PureLoad:
         chosen, why = islice(cached, COMPARED_SAMPLES), ""
         if self._kept_batch is None:
             why = self._why_others(chosen)
-        while not why and (some := list(islice(chosen, AT_ONCE))):
-            kept = functools.partial(self._collated, some)
-            why = self._why_collated(some, kept, before)
+        else:
+            while not why and (some := list(islice(chosen, AT_ONCE))):
+                why = self._why_collated(some, functools.partial(self._collated, some), before)
         if why:
             set_random_state(before)
             self._trust.lose(why, given=False)

@@ -318,7 +318,11 @@ class _Script:
     def at_the_start(self, *lines: str, said: str) -> str:
         script = self._project.script
         module = script.scopes.module
-        self._changes.setting(script, *(_spelled(self._changes, module, line, top=True) for line in lines))
+        texts = [_spelled(self._changes, module, line, top=True) for line in lines]
+        for name in _new_names("\n".join(texts)):
+            if module.lookup(name) is not None:
+                raise UnwritableError(f"`{name}` means something else in {script.path.name}", *texts)
+        self._changes.setting(script, *texts)
         return f"{said} below the imports of {script.path.name}"
 
     def _replaced(self, value: ast.expr, scope: Scope, new: str, name: str) -> str:
@@ -332,6 +336,17 @@ class _Script:
 def _spelled(changes: Changes, scope: Scope, line: str, *, top: bool = False) -> str:
     """Return a line with the names in braces replaced by their spelling in a scope."""
     return _NAME.sub(lambda match: changes.spell(match[1], scope, top=top), line)
+
+
+def _new_names(text: str) -> list[str]:
+    """Return the names that the statements of a text define."""
+    names = []
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.FunctionDef):
+            names.append(statement.name)
+        elif isinstance(statement, ast.Assign):
+            names += [target.id for target in statement.targets if isinstance(target, ast.Name)]
+    return names
 
 
 def _is_parallel(project: Project, origin: Origin) -> bool:
