@@ -6,29 +6,25 @@ Edits are first recorded by node, and then applied in one pass over the libcst t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import libcst as cst
 
 from hasten.core.source_edits import UnwritableError
+from hasten.script.patch import arguments
+from hasten.script.patch.arguments import Change, replacer
 from hasten.script.patch.formatted import Formatted
+from hasten.script.patch.imports import is_setting, last_import, visible_names
 from hasten.script.patch.project import Project
-from hasten.script.patch.source import LOOPS, Scope, Source
+from hasten.script.patch.source import Scope, Source
 
-LONG_LINE = 100
-"""Column from which new arguments are put on a new line."""
-SHORT_ARGUMENTS = 20
-"""Number of characters up to which new arguments stay on the line in any case."""
 _IMPORTED_APART = ("torch.nn.attention.",)
 """Modules that `import torch` does not load."""
-_SPACE = cst.SimpleWhitespace(" ")
 _EMPTY_LINE = cst.EmptyLine(indent=False)
 
 Statements = Sequence[cst.BaseStatement | cst.BaseSmallStatement]
-Change = Callable[[Any], cst.CSTNode]
-"""Takes a node whose inner nodes have been changed already, and returns the changed node."""
 
 
 @dataclass
@@ -86,7 +82,7 @@ class Changes:
         return {source: self._text(source, edits) for source, edits in self._files.items()}
 
     def _text(self, source: Source, edits: _FileEdits) -> str:
-        anchor, joined = _anchor(self.project, source)
+        anchor, joined = last_import(self.project, source)
         lines = [
             f"from {module} import {', '.join(sorted(names))}" if names else f"import {module}"
             for module, names in edits.imports.items()
@@ -121,11 +117,11 @@ class Changes:
         node = cst.ensure_type(self._expression(call, source), cst.Call)
         words, missing = [], {}
         for name, value in values.items():
-            at = _index(node, name, order)
+            at = arguments.index_of(node, name, order)
             if at is None:
                 missing[name] = value
             elif (was := self._of(source).file.code(node.args[at].value)) != value:
-                self._change(source, node, _setter(at, value))
+                self._change(source, node, arguments.setter(at, value))
                 words.append(f"{name}={value} (was {was})")
         if missing:
             words += self._append(call, node, source, missing)
@@ -139,35 +135,35 @@ class Changes:
             inner = unpacked[0].value
             if isinstance(inner, cst.Dict):
                 return self._set_items(inner, source, missing)
-            self._change(source, inner, lambda value: _merged(value, missing))
+            self._change(source, inner, lambda value: arguments.merged(value, missing))
         else:
             length = len(", ".join(f"{name}={value}" for name, value in missing.items()))
-            layout = _layout(source, call, node, length)
-            self._change(source, node, lambda node: _appended(node, missing, layout))
+            layout = arguments.layout_of(source, call, node, length)
+            self._change(source, node, lambda node: arguments.appended(node, missing, layout))
         return [f"{name}={value}" for name, value in missing.items()]
 
     def _set_items(self, literal: cst.Dict, source: Source, wanted: dict[str, str]) -> list[str]:
         words, missing = [], {}
         for name, value in wanted.items():
-            known = [item for item in literal.elements if isinstance(item, cst.DictElement) and _key(item) == name]
+            known = arguments.items_named(literal, name)
             if not known:
                 missing[name] = value
             elif (was := self._of(source).file.code(known[-1].value)) != value:
-                self._change(source, known[-1].value, _replacer(cst.parse_expression(value)))
+                self._change(source, known[-1].value, replacer(cst.parse_expression(value)))
                 words.append(f"{name}={value} (was {was})")
         if missing:
-            self._change(source, literal, lambda node: _with_items(node, missing))
+            self._change(source, literal, lambda node: arguments.with_items(node, missing))
         return words + [f"{name}={value}" for name, value in missing.items()]
 
     def remove_argument(self, call: ast.Call, source: Source, value: ast.expr) -> None:
         """Remove an argument from a call."""
         node, argument = cst.ensure_type(self._expression(call, source), cst.Call), self._of(source).file.expression(value)
         at = next(place for place, arg in enumerate(node.args) if arg.value is argument)
-        self._change(source, node, lambda call: _without(call, at))
+        self._change(source, node, lambda call: arguments.without(call, at))
 
     def replace(self, value: ast.expr, source: Source, new: str) -> None:
         """Replace an expression by a text."""
-        self._change(source, self._expression(value, source), _replacer(cst.parse_expression(new)))
+        self._change(source, self._expression(value, source), replacer(cst.parse_expression(new)))
 
     # Lines.
 
@@ -204,7 +200,7 @@ class Changes:
         for string, text in self._of(source).file.long_strings(
             statements[0]
         ):  # `{x = }` prints its own white space, so it must not be indented
-            self._change(source, string, _replacer(string.with_changes(parts=[cst.FormattedStringText(text)])))
+            self._change(source, string, replacer(string.with_changes(parts=[cst.FormattedStringText(text)])))
 
     # Names and imports.
 
@@ -217,7 +213,7 @@ class Changes:
             UnwritableError: The name to import means something else in the file.
         """
         apart = dotted.startswith(_IMPORTED_APART)
-        for short, full in _visible(self.project, scope, top=top):
+        for short, full in visible_names(self.project, scope, top=top):
             if full and (full == dotted or (dotted.startswith(f"{full}.") and not apart)):
                 return f"{short}{dotted.removeprefix(full)}"
         module, _, name = dotted.rpartition(".") if apart else ("", "", dotted.partition(".")[0])
@@ -237,11 +233,11 @@ class Changes:
 
     def setting(self, source: Source, *lines: str) -> None:
         """Add lines below the imports of a file, next to other torch settings."""
-        anchor, _ = _anchor(self.project, source)
+        anchor, _ = last_import(self.project, source)
         block = source.tree.body
         at = block.index(anchor) + 1 if anchor is not None else 0
         settings = []
-        while at < len(block) and _is_setting(self.project, block[at], source):
+        while at < len(block) and is_setting(self.project, block[at], source):
             settings.append(block[at])
             at += 1
         if settings:
@@ -316,199 +312,3 @@ def _assigning(line: cst.SimpleStatementLine, name: str) -> cst.SimpleStatementL
 
 def _with_gap(statement: Any) -> Any:
     return statement.with_changes(leading_lines=[_EMPTY_LINE, *statement.leading_lines])
-
-
-# Arguments.
-
-
-def _index(call: cst.Call, name: str, order: Sequence[str]) -> int | None:
-    """Return the position of an argument in a call; None if the call does not pass it."""
-    for place, arg in enumerate(call.args):
-        if arg.keyword is not None and arg.keyword.value == name:
-            return place
-    if any(arg.star == "*" for arg in call.args):
-        raise UnwritableError("its positional arguments are unpacked from another value")
-    position = list(order).index(name) if name in order else len(call.args)
-    positional = [place for place, arg in enumerate(call.args) if arg.keyword is None and not arg.star]
-    return positional[position] if position < len(positional) else None
-
-
-def _replacer(new: cst.CSTNode) -> Change:
-    return lambda _: new
-
-
-def _setter(at: int, value: str) -> Change:
-    def change(call: cst.Call) -> cst.Call:
-        args = list(call.args)
-        args[at] = args[at].with_changes(value=cst.parse_expression(value))
-        return call.with_changes(args=args)
-
-    return change
-
-
-def _without(call: cst.Call, at: int) -> cst.Call:
-    args = list(call.args)
-    removed = args.pop(at)
-    if args and at == len(args):
-        args[-1] = args[-1].with_changes(comma=removed.comma, whitespace_after_arg=removed.whitespace_after_arg)
-    return call.with_changes(args=args)
-
-
-def _key(item: cst.DictElement) -> object:
-    return item.key.evaluated_value if isinstance(item.key, cst.SimpleString) else None
-
-
-def _with_items(literal: cst.Dict, missing: Mapping[str, str]) -> cst.Dict:
-    """Return a dict literal with additional items at the end."""
-    elements = list(literal.elements)
-    if elements:
-        elements[-1] = elements[-1].with_changes(comma=cst.Comma(whitespace_after=_SPACE))
-    elements += [
-        cst.DictElement(cst.SimpleString(f'"{name}"'), cst.parse_expression(value)) for name, value in missing.items()
-    ]
-    return literal.with_changes(elements=elements)
-
-
-def _merged(value: cst.BaseExpression, missing: Mapping[str, str]) -> cst.Dict:
-    """Return `{**value, "name": ...}`."""
-    simple = isinstance(value, cst.Name | cst.Attribute | cst.Call | cst.Subscript) or value.lpar
-    inner = value if simple else value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-    return _with_items(cst.Dict([cst.StarredDictElement(inner)], lpar=value.lpar, rpar=value.rpar), missing)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """White space between arguments: before the first new one, and before each further new one."""
-
-    before: cst.BaseParenthesizableWhitespace = _SPACE
-    between: cst.BaseParenthesizableWhitespace = _SPACE
-
-
-def _layout(source: Source, call: ast.Call, node: cst.Call, length: int) -> _Layout:
-    """Return the layout of new arguments of a given length: like the existing arguments, or on a new line."""
-    if not node.args:
-        return _Layout()
-    commas = [arg.comma.whitespace_after for arg in node.args[:-1] if isinstance(arg.comma, cst.Comma)]
-    spaces = [node.whitespace_before_args, *commas]
-    breaks = [space for space in spaces if isinstance(space, cst.ParenthesizedWhitespace)]
-    new_line = _new_line(breaks[-1].last_line.value, indent=breaks[-1].indent) if breaks else None
-    if isinstance(_closing(node.args[-1]), cst.ParenthesizedWhitespace):  # the closing bracket is on its own line
-        before = new_line or _new_line("")
-        return _Layout(before, before if new_line and spaces[-1] is breaks[-1] else _SPACE)
-    end_line = call.end_lineno or call.lineno
-    column = source.column(end_line, call.end_col_offset or 0) - 1
-    if column + length <= LONG_LINE or length <= SHORT_ARGUMENTS:
-        return _Layout()
-    arguments: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    first = min(arguments, key=lambda item: (item.lineno, item.col_offset))
-    indent = source.indent(first.lineno)
-    under_first = f"{indent}    " if "\t" in indent else " " * source.column(first.lineno, first.col_offset)
-    return _Layout(new_line or _new_line(under_first, indent=False))
-
-
-def _closing(arg: cst.Arg) -> cst.BaseParenthesizableWhitespace:
-    """Return the white space between the last argument and the closing bracket."""
-    return arg.comma.whitespace_after if isinstance(arg.comma, cst.Comma) else arg.whitespace_after_arg
-
-
-def _new_line(text: str, *, indent: bool = True) -> cst.ParenthesizedWhitespace:
-    return cst.ParenthesizedWhitespace(indent=indent, last_line=cst.SimpleWhitespace(text))
-
-
-def _appended(call: cst.Call, missing: Mapping[str, str], layout: _Layout) -> cst.Call:
-    """Return a call with arguments added at the end, in the call's layout."""
-    args, space = list(call.args), layout.before
-    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-    new = [
-        cst.Arg(cst.parse_expression(value), cst.Name(name), equal, comma=cst.Comma(whitespace_after=layout.between))
-        for name, value in missing.items()
-    ]
-    new[-1] = new[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-    if args:
-        last, closing = args[-1], _closing(args[-1])
-        if isinstance(last.value, cst.GeneratorExp) and not last.value.lpar:
-            value = last.value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-            last = last.with_changes(value=value)
-        if isinstance(closing, cst.ParenthesizedWhitespace) and isinstance(space, cst.ParenthesizedWhitespace):
-            ending = closing.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
-            if isinstance(last.comma, cst.Comma):
-                new[-1] = new[-1].with_changes(comma=cst.Comma(whitespace_after=ending))
-            else:
-                new[-1] = new[-1].with_changes(whitespace_after_arg=ending)
-            space = closing.with_changes(indent=space.indent, last_line=space.last_line)  # keeps its comment
-        args[-1] = last.with_changes(comma=cst.Comma(whitespace_after=space), whitespace_after_arg=cst.SimpleWhitespace(""))
-    return call.with_changes(args=[*args, *new])
-
-
-# Imports and settings.
-
-
-def _visible(project: Project, scope: Scope, *, top: bool) -> list[tuple[str, str]]:
-    """Return pairs (name, full name) of external imports that are visible in a scope, longest full names first.
-
-    With `top`, only imports at the top of the file.
-    """
-    visible: dict[str, str] = {}
-    anchor, _ = _anchor(project, scope.source)
-    last = 0 if anchor is None else anchor.lineno
-    at: Scope | None = scope
-    while at is not None:
-        for name, binds in at.binds.items():
-            imported = all(bind.kind == "import" for bind in binds) and scope.lookup(name) == (at, binds)
-            if imported and (not top or _line(binds[0].node) <= last):
-                visible.setdefault(name, project.dotted(ast.Name(name), at))
-        at = at.parent
-    return sorted(visible.items(), key=lambda item: -len(item[1]))
-
-
-def _line(node: ast.AST) -> int:
-    return node.lineno if isinstance(node, ast.stmt) else 0
-
-
-def _anchor(project: Project, source: Source) -> tuple[ast.stmt | None, bool]:
-    """Return the last statement of the imports at the top of a file, and whether it is an import itself."""
-    anchor: ast.stmt | None = None
-    joined = False
-    for at, statement in enumerate(source.tree.body):
-        future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-        docstring = at == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if future or docstring:
-            anchor, joined = statement, False
-        elif _only_imports(statement):
-            anchor, joined = statement, True
-        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With, ast.If, ast.Try, *LOOPS)):
-            break
-        elif _is_setting(project, statement, source):
-            continue
-        elif any(isinstance(node, ast.Name) and _of_torch(project, node, source) for node in ast.walk(statement)):
-            break
-    return anchor, joined
-
-
-def _only_imports(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return True
-    if isinstance(statement, ast.Try):
-        parts = [*statement.body, *(item for handler in statement.handlers for item in handler.body), *statement.orelse]
-        return any(_only_imports(item) for item in parts) and all(
-            _only_imports(item) or isinstance(item, ast.Assign | ast.Pass) for item in parts
-        )
-    if isinstance(statement, ast.If):
-        return all(_only_imports(item) for item in (*statement.body, *statement.orelse))
-    return False
-
-
-def _of_torch(project: Project, node: ast.Name, source: Source) -> bool:
-    meaning = project.meaning(node, source.scopes.module)
-    return meaning is not None and (meaning.source is not None or meaning.dotted.partition(".")[0] == "torch")
-
-
-def _is_setting(project: Project, statement: ast.stmt, source: Source) -> bool:
-    """Return whether a statement configures torch, as `torch.set_num_threads(4)` does."""
-    module = source.scopes.module
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        dotted = project.dotted(statement.value.func, module)
-        return dotted.startswith(("torch.set_", "torch.backends.")) and dotted != "torch.set_default_device"
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        return project.dotted(statement.targets[0], module).startswith("torch.backends.")
-    return False
