@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hasten.core.plan import Plan
-from hasten.optimizations import catalogue
+from hasten.optimizations import catalogue, precision
 from hasten.script.patch import Patch, suggest
 
 
@@ -357,9 +357,10 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def made(
     monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, str] | str, *names: str, **settings: dict[str, Any]
 ) -> Patch:
-    """Return the patch of a sample, created in its folder."""
+    """Return the patch of a sample, created in its folder, the same on every machine."""
     script = write(folder, {"train.py": files} if isinstance(files, str) else files)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(precision, "pays_on_this_machine", lambda: False)
     return suggest(plan(*names, **settings), Path(script.name))
 
 

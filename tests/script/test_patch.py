@@ -16,7 +16,7 @@ import pytest
 
 from hasten.script.patch import Patch, suggest
 from hasten.script.patch.suggest import FAILED
-from tests.script.patch_samples import PLAIN, SAMPLES, SETTINGS, apply, made, plan, write
+from tests.script.patch_samples import PLAIN, SAMPLES, SETTINGS, apply, made, plan, swapped, write
 
 ROOT = Path(__file__).parents[2]
 GROUND_TRUTH, OWN = ROOT / "benchmarks/groundtruth/scripts", ROOT / "tests/script/scripts"
@@ -185,3 +185,15 @@ def test_files_outside_of_the_present_folder_name_theirs(monkeypatch: pytest.Mon
     assert patch.diff.startswith("--- a/train.py\n+++ b/train.py\n")
     monkeypatch.chdir(tmp_path)
     assert suggest(plan("cpu_threads"), script).diff.startswith("--- a/code/train.py\n+++ b/code/train.py\n")
+
+
+@pytest.mark.parametrize("loss", ["nn.functional.binary_cross_entropy", "nn.BCELoss()"])
+def test_a_loss_that_gpus_refuse_under_autocast_is_not_put_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: str
+) -> None:
+    text = swapped(PLAIN, ("nn.functional.cross_entropy", loss))
+    assert "precision" in made(monkeypatch, tmp_path, text, "precision").written  # nothing in it can run on a GPU
+    text = swapped(text, ("model = Net()", "model = Net().to('cuda' if torch.cuda.is_available() else 'cpu')"))
+    patch = made(monkeypatch, tmp_path, text, "precision")
+    assert not patch.diff
+    assert "fails under autocast on GPUs" in patch.left["precision"]

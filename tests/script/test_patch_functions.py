@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,13 @@ import torch
 from torch.nn import functional as F  # noqa: N812  the usual name
 
 from hasten.core.plan import Plan
-from hasten.optimizations import catalogue
+from hasten.optimizations import catalogue, precision
 from hasten.optimizations.dropout_masks import DropoutMasks
+from hasten.optimizations.parts.kept_memory import pays_on_this_machine
 from hasten.script.patch import suggest
 from hasten.train.build import build
 from tests.optimizations.cases.dropout_masks import Wide
-from tests.script.patch_samples import PLAIN, added, at, made, patched, swapped
+from tests.script.patch_samples import PLAIN, added, at, made, patched, plan, swapped, write
 
 MASKS = """'''A docstring.'''
 import json
@@ -71,6 +73,18 @@ for mask in None, torch.zeros(4, 4):
 mixed = x.to(torch.bfloat16)
 print(json.dumps([SEEN, F.scaled_dot_product_attention(mixed, mixed, mixed).float().tolist(), ATTENDED]))
 """
+KEPT = """import json
+import torch
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+from hasten.optimizations.allocator import Allocator
+print(json.dumps([check.passed for check in Allocator().evidence(None, None)]))
+"""
 
 
 def printed(folder: Path, text: str) -> Any:
@@ -107,6 +121,28 @@ def test_attention_stays_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     again = suggest(Plan.from_dict({"precision": {"attention": "float32"}}, catalogue()), Path("train.py"))
     assert not again.diff
     assert "already uses autocast" in again.left["precision"]
+
+
+@pytest.mark.parametrize("names", [("precision",), ("allocator",), ("precision", "allocator"), ("allocator", "precision")])
+def test_freed_memory_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert printed(tmp_path, KEPT) == [False, False]
+    monkeypatch.chdir(write(tmp_path, {"train.py": KEPT}).parent)
+    monkeypatch.setattr(precision, "pays_on_this_machine", lambda: True)
+    patch = suggest(plan(*names), Path("train.py"))
+    assert all("freed memory is kept below the imports of train.py" in patch.written[name] for name in names)
+    assert patch.diff.count("def _keep_freed_memory") == 1
+    assert printed(tmp_path, patched(tmp_path, patch)) == [True, True]
+    assert suggest(plan("allocator"), tmp_path / "train.py").diff == ""
+
+
+def test_memory_is_the_c_librarys_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "confstr", lambda _: "glibc 2.36")
+    for there in (False, True):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda there=there: there)
+        assert pays_on_this_machine() is not there
+    monkeypatch.setattr(os, "confstr", lambda _: None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert not pays_on_this_machine()
 
 
 def test_autocast_that_a_switch_of_the_script_turned_off_is_turned_on(

@@ -336,7 +336,6 @@ def test_a_large_folder_is_followed_in_little_work(monkeypatch: pytest.MonkeyPat
         ("cudnn_benchmark", "SEEN =", "torch.use_deterministic_algorithms(True)\nSEEN =", "requests deterministic kernels"),
         ("matmul_precision", "SEEN =", "torch.set_float32_matmul_precision('high')\nSEEN =", "does not allow these"),
         ("background_checkpoint", "    report(", "    torch.save({}, 'x')\n    report(", "# train.py:[0-9]+: copy the"),
-        ("allocator", "", "", "GLIBC_TUNABLES=glibc.malloc.mmap_max=0:.* python train.py"),
         ("reused_buffers", "", "", "train with `hasten run --plan hasten.toml train.py`"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hasten.core.card import Card, Check, Numerics, StepTrace
 from hasten.core.errors import PlanError
 from hasten.core.seams import Seam, Undo
-from hasten.core.source_edits import SourceEdits, UnwritableError
+from hasten.core.source_edits import BeforeStartError, SourceEdits, UnwritableError
 
 if TYPE_CHECKING:
     from hasten.core.facts import Facts
@@ -124,6 +124,8 @@ class Optimization:
         Raises:
             UnwritableError: It cannot be written there. This is the default. The error says how to train under the plan.
         """
+        if type(self).environment is not Optimization.environment:
+            raise BeforeStartError("it is read before Python starts, so set it in the command")
         raise UnwritableError(
             f"it cannot be written as a few changed lines; train with `hasten run --plan hasten.toml {script.script}`"
         )

@@ -33,6 +33,10 @@ class NothingToWriteError(UnwritableError):
     """The script already has the optimization, or can never have it, so there is nothing to write by hand either."""
 
 
+class BeforeStartError(UnwritableError):
+    """It is set before Python starts, so no line of the script can set it: see `Optimization.environment`."""
+
+
 class SourceCall(Protocol):
     """A call in the script."""
 
@@ -232,7 +236,7 @@ class SourceEdits(Protocol):
         ...
 
     def at_the_start(self, *lines: str, said: str) -> str:
-        """Add lines below the imports of the script.
+        """Add lines below the imports of the script, unless it has the same lines already.
 
         Returns:
             `said`, and the place.

@@ -19,7 +19,9 @@ from hasten.core.card import Bottleneck, Card, Check, Numerics, StepTrace
 from hasten.core.errors import MachineError
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, undo_nothing
+from hasten.core.source_edits import SourceEdits
 from hasten.core.system import ALLOCATORS, glibc_version, library_folders, mapping_at, read_allocators
+from hasten.optimizations.parts.kept_memory import write_kept_memory
 
 if TYPE_CHECKING:
     from hasten.core.facts import Facts
@@ -109,6 +111,12 @@ class Allocator(Optimization):
     def apply(self, live: LiveJob) -> Undo:
         """Do nothing: the process was started with the allocator."""
         return undo_nothing
+
+    def write_patch(self, script: SourceEdits) -> str:
+        """Let the script tune the C library's allocator itself. Others must be loaded before Python starts."""
+        if self.kind != "glibc_tuned":
+            return super().write_patch(script)
+        return write_kept_memory(script)
 
     def evidence(self, live: LiveJob, trace: StepTrace) -> list[Check]:
         """Check which allocator is active, and that it keeps freed memory."""

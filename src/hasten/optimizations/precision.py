@@ -23,6 +23,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to, replace_attribute
 from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
+from hasten.optimizations.parts.kept_memory import pays_on_this_machine, write_kept_memory
 
 MIN_MATMUL_GAIN = 1.05
 """Smallest speed-up of a bfloat16 matrix product over float32 that makes a trial worthwhile."""
@@ -31,6 +32,11 @@ _FRAMEWORKS = ("accelerate.Accelerator", "lightning.Fabric", "lightning.Trainer"
 _ATTENTION = "scaled_dot_product_attention"
 _COUNTER = "attention_in_float32"
 _NO_SCALER = "float16 also needs a gradient scaler around the backward pass and the optimizer step"
+_UNSAFE = (
+    "torch.nn.BCELoss", "torch.nn.modules.loss.BCELoss",
+    "torch.nn.functional.binary_cross_entropy", "torch.binary_cross_entropy",
+)  # fmt: skip
+"""Losses that CUDA's autocast refuses to compute, see the documentation of torch.amp."""
 _OWN_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
 """Names of autocast for any device. The others are for one device only."""
 _AUTOCASTS = (
@@ -144,10 +150,12 @@ class Precision(Optimization):
 
     def write_patch(self, script: SourceEdits) -> str:
         """Wrap the forward pass and the loss in autocast, or set the argument of the framework that has its own."""
-        autocast = self._write_autocast(script)
-        if self.attention == "autocast":
-            return autocast
-        return f"{autocast}; {script.at_the_start(*_SOURCE.splitlines(), said='attention in float32')}"
+        written = [self._write_autocast(script)]
+        if self.attention == "float32":
+            written.append(script.at_the_start(*_SOURCE.splitlines(), said="attention in float32"))
+        if pays_on_this_machine():
+            written.append(write_kept_memory(script))
+        return "; ".join(written)
 
     def _write_autocast(self, script: SourceEdits) -> str:
         used = [call for call in script.calls(*_AUTOCASTS) if call.given.get("enabled") != "False"]  # False: a part opts out
@@ -172,6 +180,11 @@ class Precision(Optimization):
         forward = script.forward()
         if forward.library:
             raise UnwritableError(f"{forward.library} runs the backward pass, and has its own setting for autocast")
+        unsafe = script.calls(*_UNSAFE)
+        if unsafe and forward.device_type != '"cpu"':
+            raise UnwritableError(
+                f"{unsafe[0].name} ({unsafe[0].place}) fails under autocast on GPUs: keep it outside, with float32 input"
+            )
         forward.wrap(f"with {{torch.autocast}}({forward.device_type}, dtype={{torch.{self.dtype}}}):")
         return f"the forward pass and the loss at {forward.place} under autocast in {self.dtype}"
 

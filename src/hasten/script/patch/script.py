@@ -319,11 +319,14 @@ class _Script:
         script = self._project.script
         module = script.scopes.module
         texts = [_spelled(self._changes, module, line, top=True) for line in lines]
-        for name in _new_names("\n".join(texts)):
+        text, place = "\n".join(texts), f"{said} below the imports of {script.path.name}"
+        if text in script.text:
+            return place
+        for name in _new_names(text):
             if module.lookup(name) is not None:
                 raise UnwritableError(f"`{name}` means something else in {script.path.name}", *texts)
         self._changes.setting(script, *texts)
-        return f"{said} below the imports of {script.path.name}"
+        return place
 
     def _replaced(self, value: ast.expr, scope: Scope, new: str, name: str) -> str:
         was, place = scope.source.segment(value), scope.source.line_of(value)

@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from hasten.core.errors import MachineError, PlanError
 from hasten.core.optimization import Optimization, required_environment
 from hasten.core.plan import Plan
-from hasten.core.source_edits import NothingToWriteError, UnwritableError
+from hasten.core.source_edits import BeforeStartError, NothingToWriteError, UnwritableError
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.project import Project, follow
 from hasten.script.patch.script import script_edits
@@ -56,13 +55,14 @@ def suggest(plan: Plan, script: Path) -> Patch:
         return Patch(left=dict.fromkeys(plan.names, reason))
     sources, written, left = before, dict[str, str](), dict[str, str]()
     project = Project(start, sources)
-    outside = [item for item in plan.optimizations if _only_environment(item)]
+    outside: list[Optimization] = []
     for item in plan.optimizations:
         name = item.card.name
         try:
-            if item in outside:
-                _leave_environment(outside, _shown(start))
             changed, written[name] = _written(project, item)
+        except BeforeStartError as error:
+            outside.append(item)
+            left[name] = f"{error.reason}."
         except UnwritableError as error:
             left[name] = "\n    ".join([f"{error.reason}.", *_by_hand(item, error), *_hints(project, item)])
         except RecursionError:
@@ -72,6 +72,8 @@ def suggest(plan: Plan, script: Path) -> Patch:
         else:
             sources = {**sources, **changed}
             project = Project(start, sources)
+    for item in outside:
+        left[item.card.name] += f"\n    {_command(outside, _shown(start))}"
     folder = _folder(start, [path for path in sources if sources[path] is not before[path]])
     diffs = [_diff(path, before[path].text, sources[path].text, folder) for path in sorted(sources)]
     return Patch(diff="".join(diffs), folder=folder, written=written, left=left)
@@ -90,21 +92,14 @@ def _written(project: Project, item: Optimization) -> tuple[dict[Path, Source], 
     return changed, description
 
 
-def _only_environment(item: Optimization) -> bool:
-    kind = type(item)
-    return kind.environment is not Optimization.environment and kind.write_patch is Optimization.write_patch
-
-
-def _leave_environment(items: Sequence[Optimization], script: Path) -> NoReturn:
-    """Raise UnwritableError with a command that sets all variables of the plan, because no line of the script can."""
+def _command(items: Sequence[Optimization], script: Path) -> str:
+    """Return a command that sets all variables of these optimizations, or why there is none."""
     try:
         variables = required_environment(items)
     except (MachineError, PlanError) as error:
-        raise UnwritableError(str(error).rstrip(".")) from error
+        return str(error)
     given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-    raise UnwritableError(
-        "it is read before Python starts, so set it in the command", f"{given} python {shlex.quote(str(script))}"
-    )
+    return f"{given} python {shlex.quote(str(script))}"
 
 
 def _by_hand(item: Optimization, error: UnwritableError) -> tuple[str, ...]:
