@@ -84,7 +84,8 @@ def patch_share(row: Row) -> float | None:
 
     Variables of the plan that no source can set are set with the patch (`patch_variables`; not in rows without it).
 
-    None if they save less than 5 % of the run, or if this is unknown.
+    At most 1: a patch that saves more than its plan makes up for none of another script. None if they save less than 5 % of
+    the run, or if this is unknown.
     """
     whole = found(row, "whole")
     if whole is None or row.get("varies") or not whole["plan"]:
@@ -93,7 +94,7 @@ def patch_share(row: Row) -> float | None:
     saved = 1 / empty - 1 / whole["plan"]["ratio"]
     if saved < LEAST_SAVED:
         return None
-    return float((1 - 1 / whole["patch"]["ratio"]) / saved) if whole["patch"] else 0.0
+    return min(float((1 - 1 / whole["patch"]["ratio"]) / saved), 1.0) if whole["patch"] else 0.0
 
 
 def score(rows: Sequence[Row]) -> Row:

@@ -11,6 +11,7 @@ import torch
 from hasten.core.card import StepTrace
 from hasten.core.errors import MachineError
 from hasten.core.live import LiveJob
+from hasten.core.optimization import Fit
 from hasten.core.system import glibc_version
 from hasten.optimizations.allocator import Allocator
 from tests.optimizations.contract import Images, facts, make_loop
@@ -32,6 +33,16 @@ def test_the_c_library_comes_first_then_installed_allocators(
 ) -> None:
     fit = Allocator.fit(facts(on={"c_library": c_library, "allocators": installed}))
     assert [setting.settings()["kind"] for setting in fit.settings] == expected
+
+
+def test_the_kernels_time_tells_whether_the_c_librarys_settings_are_worth_a_trial() -> None:
+    def fit(kernel_frac: float | None) -> Fit:
+        return Allocator.fit(facts(on={"c_library": "glibc 2.36", "allocators": (JEMALLOC,)}, kernel_frac=kernel_frac))
+
+    assert [setting.settings()["kind"] for setting in fit(0.002).settings] == ["jemalloc"]
+    assert len(fit(0.02).settings) == len(fit(None).settings) == 2
+    assert (fit(None).prior, fit(0.02).prior) == (None, None)
+    assert (fit(0.2).prior or 0.0) > Allocator.card.prior
 
 
 def test_on_cuda_only_growing_segments_are_offered() -> None:

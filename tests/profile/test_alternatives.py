@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hasten.core.openmp import count_denormals_kept
 from hasten.profile import alternatives
-from hasten.profile.alternatives import Collecting, denormals_as_zero, optimizer_gains, typical_s
+from hasten.profile.alternatives import Overhead, denormals_as_zero, optimizer_gains, typical_s
 
 
 def live_with(kind: Any, **settings: Any) -> Any:
@@ -71,12 +72,29 @@ def test_other_process_states_are_tried_if_they_differ() -> None:
 
 def test_the_garbage_collector_is_timed_and_released() -> None:
     callbacks = list(gc.callbacks)
-    with Collecting() as collecting:
+    with Overhead() as overhead:
         gc.collect()
-        first = collecting.seconds
+        first = overhead.collecting_s
         gc.collect()
-    assert 0 < first < collecting.seconds
+    assert 0 < first < overhead.collecting_s
     assert gc.callbacks == callbacks
+
+
+def test_the_kernels_share_is_measured_only_within() -> None:
+    overhead = Overhead()
+    assert overhead.kernel_frac == 0.0
+    with overhead, mmap.mmap(-1, 1 << 28) as pages:
+        for start in range(0, len(pages), mmap.PAGESIZE):
+            pages[start] = 1  # the kernel clears each page
+    inside = overhead.kernel_s
+    assert inside > 0
+    with mmap.mmap(-1, 1 << 28) as pages:
+        for start in range(0, len(pages), mmap.PAGESIZE):
+            pages[start] = 1
+    with overhead:
+        sum(range(10_000_000))
+    assert overhead.kernel_s < 1.5 * inside
+    assert 0 < overhead.kernel_frac < 1
 
 
 def test_denormal_numbers_are_zero_meanwhile() -> None:

@@ -141,6 +141,7 @@ class Facts:
             `foreach` (the optimizer step alone), `gather` (fetching a batch of an in-memory table), `flushed` (denormal
             numbers treated as zero), `threads` (one thread per core), `attention` (fused attention kernels).
         collecting_frac: Share of the update's time spent in Python's garbage collector.
+        kernel_frac: Share of the training process's processor time that it spent in the kernel; None if not measured.
         padding_frac: Share of a batch's positions that are padding; 0 if lengths are unknown.
         excess_padding_frac: Share of positions past the longest sample of their batch.
         counted_frac: Share of positions where the loss uses the model's output; 1 if the job does not define `counted`.
@@ -172,6 +173,7 @@ class Facts:
     op_counts: Mapping[str, int] = field(default_factory=dict)
     form_gains: Mapping[str, float] = field(default_factory=dict)
     collecting_frac: float = 0.0
+    kernel_frac: float | None = None
     padding_frac: float = 0.0
     excess_padding_frac: float = 0.0
     counted_frac: float = 1.0

@@ -33,6 +33,10 @@ TRIM_THRESHOLD_BYTES = 16 * 2**30
 """Bytes of free memory that glibc keeps at the end of the heap: more than a step frees."""
 TOP_PAD_BYTES = 128 * 2**20
 """Bytes that glibc requests beyond what it needs, so that it requests memory rarely."""
+LITTLE_FRAC, MUCH_FRAC = 0.015, 0.05
+"""Share of processor time in the kernel below which glibc's settings are not tried, and from which a gain is likely."""
+LIKELY = 0.6
+"""The prior in that case."""
 MIN_GLIBC = (2, 33)
 """First glibc version with `mallinfo2`, which the evidence uses to verify the tunables."""
 
@@ -83,17 +87,23 @@ class Allocator(Optimization):
             return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=[cls(kind="cuda_expandable")])
         if device != "cpu":
             return Fit.no(f"no other allocator is known for {device}")
-        settings = [cls(kind="glibc_tuned")] if glibc_version(machine.c_library.value) >= MIN_GLIBC else []
+        kernel = facts.kernel_frac
+        tunable = glibc_version(machine.c_library.value) >= MIN_GLIBC
+        settings = [cls(kind="glibc_tuned")] if tunable and (kernel is None or kernel >= LITTLE_FRAC) else []
         installed = {Path(path).name for path in machine.allocators.value}
         preloads: tuple[Kind, ...] = ("tcmalloc", "jemalloc")
         settings += [cls(kind=kind) for kind in preloads if installed & set(ALLOCATORS[kind])]
+        if not settings and tunable:
+            why = f"the kernel takes {kernel:.1%} of the processor time, so keeping freed memory would save nothing"
+            return Fit.no(f"{why}, and neither tcmalloc nor jemalloc is installed")
         if not settings:
             least = ".".join(map(str, MIN_GLIBC))
             return Fit.no(
                 f"the C library is {machine.c_library.value or 'not glibc'} (tuning it needs glibc {least} or later), "
                 f"and neither tcmalloc nor jemalloc is installed"
             )
-        return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=settings)
+        likely = kernel is not None and kernel >= MUCH_FRAC
+        return Fit.yes(max_gain_frac=facts.compute_frac * 0.5, settings=settings, prior=LIKELY if likely else None)
 
     def environment(self) -> dict[str, str]:
         """Return the allocator's variables. Raises MachineError if the library to preload is not installed."""

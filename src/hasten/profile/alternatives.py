@@ -1,4 +1,4 @@
-"""Measure the gain of other implementations of single parts of an update, and the cost of garbage collection."""
+"""Measure the gain of other implementations of single parts of an update, and the time of garbage collector and kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from resource import RUSAGE_SELF, getrusage
 from statistics import median
 from time import perf_counter
 from typing import Any, Self
@@ -31,25 +32,41 @@ FORM_WORDS = {
 FORMS = {"fused": {"fused": True, "foreach": False}, "foreach": {"foreach": True}}
 
 
-class Collecting:
-    """Measures the seconds of Python's garbage collector within this context."""
+class Overhead:
+    """Measures the time of Python's garbage collector and of the kernel within this context, which may be entered again.
+
+    Attributes:
+        collecting_s: Seconds of the garbage collector.
+        user_s: Processor seconds of all threads of this process in programs.
+        kernel_s: Their processor seconds in the kernel: page faults, reads.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.collecting_s = self.user_s = self.kernel_s = 0.0
         self._since: float | None = None
+        self._before = getrusage(RUSAGE_SELF)
 
     def __enter__(self) -> Self:
         gc.callbacks.append(self._note)
+        self._before = getrusage(RUSAGE_SELF)
         return self
 
     def __exit__(self, *_: object) -> None:
+        used = getrusage(RUSAGE_SELF)
+        self.user_s += used.ru_utime - self._before.ru_utime
+        self.kernel_s += used.ru_stime - self._before.ru_stime
         gc.callbacks.remove(self._note)
+
+    @property
+    def kernel_frac(self) -> float:
+        """Share of the process's processor time that it spent in the kernel."""
+        return self.kernel_s / max(self.user_s + self.kernel_s, 1e-9)
 
     def _note(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
             self._since = perf_counter()
         elif self._since is not None:
-            self.seconds += perf_counter() - self._since
+            self.collecting_s += perf_counter() - self._since
             self._since = None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hasten.core.batch import batch_bytes, map_tensors, padded_length
-from hasten.profile.alternatives import Collecting, Form
+from hasten.profile.alternatives import Form, Overhead
 from hasten.train.clock import make_clock
 from hasten.train.loop import Loop, MicroBatch
 
@@ -38,6 +38,7 @@ class CeilingRun:
         data_s: Seconds of making the batches alone.
         ceilings: Counterfactual -> largest gain as a ratio, at least 1.
         collecting_frac: Share of the real runs spent in Python's garbage collector.
+        kernel_frac: Share of their processor time in the kernel.
     """
 
     updates: int
@@ -46,6 +47,7 @@ class CeilingRun:
     data_s: float = 0.0
     ceilings: dict[str, float] = field(default_factory=dict)
     collecting_frac: float = 0.0
+    kernel_frac: float = 0.0
 
 
 def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) -> CeilingRun:
@@ -54,8 +56,8 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     progress("fetching batches to replay")
     batches, run.data_s = _record(loop, updates)
     progress("real updates")
-    collecting = Collecting()
-    first_s, first_phases = _timed_phases(loop, updates, collecting)
+    overhead = Overhead()
+    first_s, first_phases = _timed_phases(loop, updates, overhead)
     progress("replay: what if data loading were free")
     replays = [_timed(loop, updates, batches)]
     padding_s = _padding(loop, updates, batches, progress)
@@ -63,8 +65,9 @@ def measure_ceilings(loop: Loop, updates: int, progress: Callable[[str], None]) 
     others = _others(loop, updates, batches, shares, progress)
     replays.append(_timed(loop, updates, batches))
     progress("real updates again")
-    second_s, second_phases = _timed_phases(loop, updates, collecting)
-    run.collecting_frac = min(collecting.seconds / (first_s + second_s), 1.0)
+    second_s, second_phases = _timed_phases(loop, updates, overhead)
+    run.collecting_frac = min(overhead.collecting_s / (first_s + second_s), 1.0)
+    run.kernel_frac = overhead.kernel_frac
     run.real_s = (first_s + second_s) / 2
     run.phase_s = {name: (first_phases[name] + second_phases[name]) / 2 for name in first_phases}
     replay_s = sum(replays) / len(replays)
@@ -178,11 +181,11 @@ def _timed(
         return perf_counter() - started
 
 
-def _timed_phases(loop: Loop, updates: int, collecting: Collecting) -> tuple[float, dict[str, float]]:
+def _timed_phases(loop: Loop, updates: int, overhead: Overhead) -> tuple[float, dict[str, float]]:
     clock, before = make_clock(loop.live.device), loop.clock
     loop.clock = clock
     try:
-        seconds = _timed(loop, updates, None, collecting)
+        seconds = _timed(loop, updates, None, overhead)
     finally:
         loop.clock = before
     return seconds, dict(clock.seconds)

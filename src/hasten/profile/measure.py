@@ -149,6 +149,7 @@ def profile_loop(
         op_counts=op_counts,
         form_gains=forms,
         collecting_frac=run.collecting_frac,
+        kernel_frac=run.kernel_frac,
         padding_frac=probe.padding_frac,
         excess_padding_frac=probe.excess_padding_frac,
         counted_frac=_counted_frac(loop),

@@ -16,7 +16,7 @@ from hasten.core.card import Trait
 from hasten.core.errors import TrialError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
-from hasten.profile.alternatives import FORM_WORDS, Collecting, Form, optimizer_gains, process_forms, typical_s
+from hasten.profile.alternatives import FORM_WORDS, Form, Overhead, optimizer_gains, process_forms, typical_s
 from hasten.profile.diagnosis import Diagnosis
 from hasten.profile.measure import Profile
 from hasten.profile.probes import (
@@ -165,7 +165,7 @@ def _observe(
     texts: list[float] = []
     compiled = host.plan.has(Trait.COMPILES)
     with ExitStack() as stack:
-        collecting = stack.enter_context(Collecting())
+        overhead = stack.enter_context(Overhead())
         stack.callback(seams.remove)
         stack.callback(quiet.restore)
         if silent:
@@ -189,7 +189,7 @@ def _observe(
             recorder.active = False
     more: dict[str, Any] = {
         "device": host.live.device.type, "rank": 0, "padding_frac": fetch.padding.frac, "tensor_texts_s": sum(texts),
-        "collecting_frac": collecting.seconds / max(perf_counter() - started, 1e-9),
+        "collecting_frac": overhead.collecting_s / max(perf_counter() - started, 1e-9), "kernel_frac": overhead.kernel_frac,
     }  # fmt: skip
     return report(recorder, ended=ended, **more)
 
@@ -311,6 +311,7 @@ def _facts(host: Host, real: dict[str, Any], summary: dict[str, Any], purity: Pu
         checkpoint_bytes=3 * sum(p.numel() * p.element_size() for p in live.model.parameters()),
         validation_s=total["validation"],
         collecting_frac=real["collecting_frac"],
+        kernel_frac=real["kernel_frac"],
         tensor_texts_s=real["tensor_texts_s"],
     )
 
