@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import libcst as cst
 import pytest
 
+from hasten.optimizations import allocator
 from hasten.script.patch import Patch, suggest
 from hasten.script.patch.suggest import FAILED
 from tests.script.patch_samples import PLAIN, SAMPLES, SETTINGS, apply, made, plan, swapped, write
@@ -197,3 +199,21 @@ def test_a_loss_that_gpus_refuse_under_autocast_is_not_put_there(
     patch = made(monkeypatch, tmp_path, text, "precision")
     assert not patch.diff
     assert "fails under autocast on GPUs" in patch.left["precision"]
+    assert patch.left["precision"].endswith("loss = ...  # of output.float()")
+
+
+@pytest.mark.parametrize(
+    ("paths", "seen"),
+    [
+        (("/opt/lib/libtcmalloc_minimal.so.4",), "\n    LD_PRELOAD=/opt/lib/libtcmalloc_minimal.so.4 .* python train.py$"),
+        ((), "\n    tcmalloc is not installed"),
+    ],
+)
+def test_an_allocator_that_is_loaded_before_python_is_set_in_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paths: tuple[str, ...], seen: str
+) -> None:
+    monkeypatch.setattr(allocator, "read_allocators", lambda _: (paths, "searched nowhere"))
+    patch = made(monkeypatch, tmp_path, PLAIN, allocator={"kind": "tcmalloc"})
+    assert not patch.diff
+    assert not patch.written
+    assert re.search(f"^it is read before Python starts, so set it in the command.{seen}", patch.left["allocator"])

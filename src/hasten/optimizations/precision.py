@@ -183,8 +183,10 @@ class Precision(Optimization):
         unsafe = script.calls(*_UNSAFE)
         if unsafe and forward.device_type != '"cpu"':
             raise UnwritableError(
-                f"{unsafe[0].name} ({unsafe[0].place}) fails under autocast on GPUs: keep it outside, with float32 input"
-            )
+                f"{unsafe[0].name} ({unsafe[0].place}) fails under autocast on GPUs, so it must stay outside",
+                f"with torch.autocast(device_type, dtype=torch.{self.dtype}):", "    output = model(inputs)",
+                "loss = ...  # of output.float()",
+            )  # fmt: skip
         forward.wrap(f"with {{torch.autocast}}({forward.device_type}, dtype={{torch.{self.dtype}}}):")
         return f"the forward pass and the loss at {forward.place} under autocast in {self.dtype}"
 
