@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from benchmarks.groundtruth.kept import machines
-from benchmarks.public.verdict import Row, as_without, found, reached, score
+from benchmarks.public.verdict import Row, as_without, found, reached, score, score_rivals, traceml_right
 
 MOST_PHASES = 3
 MOST_FUNCTIONS = 4
@@ -59,6 +59,7 @@ def tables(result: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
         *(_profiled(row) for row in rows),
         "",
+        *_others(rows),
         "## Scripts",
         "",
     ]
@@ -200,11 +201,47 @@ def _differences(row: Row) -> list[str]:
     return lines
 
 
+def _others(rows: Sequence[Row]) -> list[str]:
+    """Return the section about other tuners; nothing if none was started."""
+    ran = [row for row in rows if found(row, "rivals")]
+    if not ran:
+        return []
+    counts = score_rivals(ran)
+    return [
+        "## Other tuners",
+        "",
+        f"On {len(ran)} scripts. train-doctor proves a gain in {counts['proved']}, and breaks {counts['broken']}.",
+        f"TraceML answers in {counts['answered']}, {counts['marked']} of them with the steps marked for it, and names",
+        f"the bottleneck in {counts['right']} of {counts['judged']} that were judged by hand; {counts['ended']} scripts",
+        "end under it as they do alone. loadtune and pytorch-autotune cannot be started on a script.",
+        "",
+        "| script | train-doctor | whole run with its patch | TraceML | right |",
+        "|---|---|---|---|---|",
+        *(_other(row) for row in ran),
+        "",
+    ]
+
+
+def _other(row: Row) -> str:
+    doctor, traceml = (found(row, "rivals") or {})["train_doctor"], (found(row, "rivals") or {})["traceml"]
+    proved = f"{doctor['gain']:.2f}x a step" if doctor["gain"] else _outcome(doctor)
+    whole = doctor.get("whole")
+    with_patch = "-" if whole is None else f"refused: {_cell(whole['refused'])}" if whole["refused"] else _ratio(whole)
+    says = (traceml.get("kind") or "no answer").replace("_", " ").lower()
+    right = {None: "-", True: "yes", False: "**no**"}[traceml_right(row)]
+    ended = "" if traceml["outcome"] == "ended" else f" ({_cell(traceml['outcome'])})"
+    return f"| `{row['name']}` | {proved} | {with_patch} | {says}{ended} | {right} |"
+
+
+def _outcome(doctor: Row) -> str:
+    return _cell("no proven win" if any("no proven win" in line for line in doctor["says"]) else doctor["outcome"])
+
+
 def _rivals(row: Row) -> list[str]:
     lines = []
     for name, rival in (found(row, "rivals") or {}).items():
         version = f" {rival['version']}" if rival["version"] else ""
-        says = f": {_cell(' '.join(rival['says'][-2:]))}" if rival.get("says") else ""
+        says = f": {_cell(' '.join(rival['says']))}" if rival["says"] else ""
         lines.append(f"- {RIVALS[name]}{version}: {_cell(rival['outcome'])}{says}")
     return lines
 

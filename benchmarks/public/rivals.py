@@ -1,8 +1,9 @@
 """What other tuners and profilers find in a script, gain, and break; each unchanged, through its command line.
 
-train-doctor attaches to an unmodified script, so its patch is timed as ours is. TraceML only diagnoses. loadtune wants a
-workload file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: both are
-started anyway, and their words are recorded.
+train-doctor attaches to an unmodified script; the patch that it proves is timed over whole runs, as ours is. TraceML only
+diagnoses; where it has no answer, it gets the script's steps marked, as its documentation asks. loadtune wants a workload
+file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: loadtune is started
+anyway, and its words are recorded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.groundtruth.traceml import CATEGORIES, MARKED, read_summary
 from benchmarks.groundtruth.traceml import arguments as traceml_arguments
-from benchmarks.groundtruth.traceml import read_summary
 from benchmarks.public.cases import Case
 from benchmarks.public.processes import OVER_TIME, Ended, fresh, last_words, start
+from benchmarks.public.whole import ROUNDS, time_patch
 
-LIMIT_S = 180.0
-"""Of each rival."""
+LIMIT_S = 600.0
+"""Of each rival: as long as a tuning of ours may take."""
 PACKAGES = {
     "train_doctor": "train-doctor", "traceml": "traceml-ai", "loadtune": "loadtune", "autotune": "pytorch-autotune",
 }  # fmt: skip
@@ -27,17 +29,18 @@ PACKAGES = {
 Row = dict[str, Any]
 
 
-def measure_rivals(case: Case, python: str, template: Path) -> Row:
-    """Start each rival on a script; return what each says, by name."""
+def measure_rivals(case: Case, python: str, template: Path, rounds: int = ROUNDS) -> Row:
+    """Start each rival on a script; return what each says, by name, and whole runs with a patch."""
     ways = {"train_doctor": train_doctor, "traceml": traceml, "loadtune": loadtune, "autotune": autotune}
     found: Row = {}
     for name, way in ways.items():
         version = version_of(python, PACKAGES[name])
         if not version:
-            found[name] = {"version": None, "outcome": "does not install"}
+            found[name] = {"version": None, "outcome": "does not install", "says": [], "gain": None}
             continue
-        work = fresh(template, template.parent / "run")
-        found[name] = {"version": version, **way(case, python, work)}
+        found[name] = {"version": version, **way(case, python, template)}
+        if patch := found[name].get("patch"):
+            found[name]["whole"] = time_patch(case, python, template, patch, rounds)
     return {"why": "", "found": found}
 
 
@@ -48,46 +51,63 @@ def version_of(python: str, package: str) -> str:
     return done.stdout.strip()
 
 
-def train_doctor(case: Case, python: str, work: Path) -> Row:
+def train_doctor(case: Case, python: str, template: Path) -> Row:
     """Return the verdict of `train-doctor fix`, the gain it proves, and its patch."""
+    work = _fresh(template)
     command = [str(Path(python).with_name("train-doctor")), "fix", "--no-card", "--quiet", "--", python, *_script(case)]
     done = start(command, case, work, LIMIT_S)
     patches = sorted((work / case.folder).glob(".train-doctor/**/*.patch"))
     gain = re.search(r"([\d.]+)x faster", done.out)
     return {
         "outcome": _outcome(done),
-        "says": [line for line in done.out.splitlines() if line.strip()][-6:],
+        "says": [line for line in done.out.splitlines() if line.strip() and not line.startswith("fix report:")],
         "gain": float(gain[1]) if gain else None,
         "patch": patches[-1].read_text(encoding="utf-8") if patches else "",
         "seconds": done.wall_s,
     }
 
 
-def traceml(case: Case, python: str, work: Path) -> Row:
+def traceml(case: Case, python: str, template: Path) -> Row:
     """Return the diagnosis of `traceml run`, and what the script's own exit code became."""
+    alone = _traceml(case, python, template, marked=False)
+    if alone["kind"] in CATEGORIES:
+        return alone
+    return {**_traceml(case, python, template, marked=True), "unmarked": alone}
+
+
+def _traceml(case: Case, python: str, template: Path, *, marked: bool) -> Row:
+    work = _fresh(template)
     logs = work / "traceml-logs"
-    script, *words = _script(case)
+    script, *words = [str(MARKED), *_script(case)] if marked else _script(case)
     command = traceml_arguments(Path(python).with_name("traceml"), Path(script), words, logs)
     done = start(command, case, work, LIMIT_S)
     summary = logs / "run" / "final_summary.json"
     read = read_summary(json.loads(summary.read_text(encoding="utf-8"))) if summary.exists() else {}
     says = [f"{read['kind']}: {read['summary']}"] if read else []
-    return {"outcome": _outcome(done), "says": says, "gain": None, "seconds": done.wall_s}
+    told = {"outcome": _outcome(done), "says": says, "gain": None, "seconds": done.wall_s}
+    return {**told, "kind": read.get("kind"), "marked": marked}
 
 
-def loadtune(case: Case, python: str, work: Path) -> Row:
+def loadtune(case: Case, python: str, template: Path) -> Row:
     """Return the words of `loadtune profile` on the script itself."""
-    done = start([str(Path(python).with_name("loadtune")), "profile", case.script], case, work, LIMIT_S)
-    return {"outcome": _outcome(done), "says": [], "gain": None, "seconds": done.wall_s}
+    command = [str(Path(python).with_name("loadtune")), "profile", case.script]
+    done = start(command, case, _fresh(template), LIMIT_S)
+    errors = re.findall(r"\w+Error: [^\\\"]+", done.out + done.errors)  # in a JSON string, with its traceback
+    outcome = f"exit code {done.code}: {errors[-1]}" if done.code and errors else _outcome(done)
+    return {"outcome": outcome, "says": [], "gain": None, "seconds": done.wall_s}
 
 
-def autotune(_case: Case, _python: str, _work: Path) -> Row:
+def autotune(_case: Case, _python: str, _template: Path) -> Row:
     """Return that it cannot be started: it has no command line."""
     return {
         "outcome": "cannot be started on a script",
         "says": ["it is a function to call, and tunes GPUs only"],
         "gain": None,
     }
+
+
+def _fresh(template: Path) -> Path:
+    return fresh(template, template.parent / "run")
 
 
 def _script(case: Case) -> list[str]:

@@ -177,7 +177,7 @@ def told(part: str, measured: Row) -> str:
                 for arm, row in arms.items()
             )
         case _:
-            return "; ".join(f"{name}: {rival['outcome']}" for name, rival in result.items())
+            return "; ".join(f"{name}: {' '.join([rival['outcome'], *rival['says'][:1]])}" for name, rival in result.items())
 
 
 def run_part(case: Case, part: str, run: PublicRun, row: Row) -> Row:
@@ -199,7 +199,9 @@ def run_part(case: Case, part: str, run: PublicRun, row: Row) -> Row:
             case "whole":
                 return whole_part(case, run, work, row)
             case _:
-                return measure_rivals(case, run.python, work)
+                measured = measure_rivals(case, run.python, work, run.rounds)
+                told: Row = json.loads(shortened(json.dumps(measured), run, work.parent / "run"))
+                return told
 
 
 def check_clone(case: Case, sources: Path) -> Path:

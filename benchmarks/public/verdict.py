@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from benchmarks.groundtruth.traceml import CATEGORIES
+from hasten.core.card import Bottleneck
 from hasten.report import parse
 from hasten.report.words import headline
 
@@ -128,4 +130,33 @@ def reached(counts: Mapping[str, Any]) -> dict[str, bool]:
         "mean": (counts["whole_mean"] or 0.0) >= GOALS["mean"],
         "slowest": (counts["whole_slowest"] or 0.0) >= GOALS["slowest"],
         "patch_share": (counts["patch_share"] or 0.0) >= GOALS["patch_share"],
+    }
+
+
+def traceml_right(row: Row) -> bool | None:
+    """Return whether TraceML names the bottleneck of a script; None if it was not judged by hand.
+
+    Where the diagnosis of Hasten was judged right, that is the bottleneck.
+    """
+    rivals, judged = found(row, "rivals"), row.get("judged")
+    if not rivals or not judged or not judged["right"]:
+        return None
+    named = CATEGORIES.get(rivals["traceml"].get("kind"), frozenset())
+    return Bottleneck(row["profile"]["found"]["bottleneck"]["name"]) in named
+
+
+def score_rivals(rows: Sequence[Row]) -> Row:
+    """Count what other tuners reached, over scripts on which they were started."""
+    each = [rivals for row in rows if (rivals := found(row, "rivals"))]
+    right = [answer for row in rows if (answer := traceml_right(row)) is not None]
+    answered = [rivals["traceml"] for rivals in each if rivals["traceml"].get("kind") in CATEGORIES]
+    doctors = [rivals["train_doctor"] for rivals in each]
+    return {
+        "proved": sum(doctor["gain"] is not None for doctor in doctors),
+        "broken": sum(bool((doctor.get("whole") or {}).get("failures")) for doctor in doctors),
+        "answered": len(answered),
+        "marked": sum(answer["marked"] for answer in answered),
+        "judged": len(right),
+        "right": sum(right),
+        "ended": sum(rivals["traceml"]["outcome"] == "ended" for rivals in each),
     }

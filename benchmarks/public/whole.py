@@ -85,6 +85,21 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     return {"why": "", "found": found}
 
 
+def time_patch(case: Case, python: str, template: Path, patch: str, rounds: int = ROUNDS) -> Row:
+    """Time whole runs of a script alone and with a patch of somebody else, in turns; return `refused`, or what differs."""
+    (template / PATCH).write_text(patch, encoding="utf-8")
+    plain: list[Ended] = []
+    patched: list[Ended] = []
+    for number in range(rounds):
+        for runs in (plain, patched) if number % 2 == 0 else (patched, plain):
+            work = fresh(template, template.parent / "run")
+            if runs is patched and (refused := _apply(work / case.folder, work / PATCH)):
+                return {"refused": refused}
+            runs.append(start([python, case.script, *case.arguments, *case.shorter], case, work, LIMIT_S, **SEEDED))
+    arms = {"plain": [summary(run) for run in plain], "patch": [summary(run) for run in patched]}
+    return {"refused": "", "arms": arms, **judge(plain, patched)}
+
+
 def judge(plain: Sequence[Ended], others: Sequence[Ended]) -> Row:
     """Compare runs with the plain ones: exit codes, output, and times.
 

@@ -505,7 +505,12 @@ def whole_row(plan: float, patch: float) -> dict[str, Any]:
 def measured() -> dict[str, Any]:
     """Return a row with every part."""
     functions = part({"own": [{"function": "a.py:1(read)", "own": 0.6, "calls": 2, "total": 0.7}]})
-    rivals = part({"train_doctor": {"version": "0.2.0", "outcome": "ended", "says": ["no proven win"], "gain": None}})
+    rivals = part(
+        {
+            "train_doctor": {"version": "0.2.0", "outcome": "ended", "says": ["thing: no proven win."], "gain": None},
+            "traceml": {"version": "0.5.0", "outcome": "ended", "says": [], "kind": "INPUT_BOUND", "marked": True},
+        }
+    )
     judged = {"right": True, "reason": "reading takes 60 %"}
     return {**rows()[0], "whole": whole_row(1.5, 1.4), "cprofile": functions, "rivals": rivals, "judged": judged}
 
@@ -539,7 +544,9 @@ def test_the_page_lists_every_script() -> None:
     assert "| `fast` | 12.3 ms | data 50%, forward 30%, backward 15% | yes |" in text
     assert "- Tuned in 5m: **1.50x** a step (1.40 to 1.65, 5 pairs)\n- Plan: sample_cache (where=ram)" in text
     assert "- The plan: 1 of 2 printed numbers differ, by 1.0% in the median" in text
-    assert "- train-doctor 0.2.0: ended: no proven win" in text
+    assert "- train-doctor 0.2.0: ended: thing: no proven win." in text
+    assert "| `fast` | no proven win | - | input bound | yes |" in text
+    assert "On 1 scripts. train-doctor proves a gain in 0, and breaks 0.\nTraceML answers in 1, 1 of them" in text
     assert "| `broken` | - | not profiled: no / optimizer | - |" in text
     assert "- Not tuned: none" in text
     assert "PYTHONPATH=.. hasten tune train.py -- --lr 0.1" in text
