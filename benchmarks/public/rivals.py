@@ -92,7 +92,7 @@ def loadtune(case: Case, python: str, template: Path) -> Row:
     """Return the words of `loadtune profile` on the script itself."""
     command = [str(Path(python).with_name("loadtune")), "profile", case.script]
     done = start(command, case, _fresh(template), LIMIT_S)
-    errors = re.findall(r"\w+Error: [^\\\"]+", done.out + done.errors)  # in a JSON string, with its traceback
+    errors = re.findall(r"\\n(?:_trial\.py: )?(\w*[Ee]rror: [^\\\"{]+)", done.out + done.errors)  # in a JSON string
     outcome = f"exit code {done.code}: {errors[-1]}" if done.code and errors else _outcome(done)
     return {"outcome": outcome, "says": [], "gain": None, "seconds": done.wall_s}
 

@@ -272,9 +272,19 @@ def whole_part(case: Case, run: PublicRun, work: Path, row: Row) -> Row:
 
 def written_patch(case: Case, work: Path, plan: Plan) -> Row:
     """Write a plan into a script with this version of Hasten: the patch, what it leaves out, and the variables to set."""
+    above = [str((work / case.folder / entry).resolve()) for entry in case.path]
     with chdir(work / case.folder):
-        patch = suggest(plan, Path(case.script))
-    return {"patch_text": patch.diff, "patch_left": patch.left, "patch_variables": required_environment(plan.optimizations)}
+        try:
+            sys.path += above  # as PYTHONPATH has them under `hasten tune`
+            patch = suggest(plan, Path(case.script))
+        finally:
+            del sys.path[len(sys.path) - len(above) :]
+    return {
+        "patch_text": patch.diff,
+        "patch_folder": patch.folder.relative_to(work).as_posix(),
+        "patch_left": patch.left,
+        "patch_variables": required_environment(plan.optimizations),
+    }
 
 
 def _text(path: Path, work: Path) -> str:

@@ -36,7 +36,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         python: Interpreter.
         template: Prepared files; they stay as they are.
         tuned: The result of the tuning, with the plan's text, and its patch with the variables that no source can set
-            (`patch_variables`); None if there is none.
+            (`patch_variables`) and the folder to apply it in, relative to the files (`patch_folder`); None if there is none.
         rounds: Number of rounds.
 
     Returns:
@@ -62,7 +62,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     for number in range(rounds if len(arms) > 1 else 2):
         for arm in arms if number % 2 == 0 else arms[::-1]:
             work = fresh(template, template.parent / "run")
-            if arm == "patch" and (refused := _apply(work / case.folder, work / PATCH)):
+            if arm == "patch" and (refused := _apply(work / (tuned or {}).get("patch_folder", case.folder), work / PATCH)):
                 continue
             variables = SEEDED | (variables_of_patch if arm == "patch" else {})
             runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S, **variables))

@@ -301,4 +301,6 @@ def test_the_patch_of_a_script_is_described() -> None:
     page = Page(render(parse({**full(), "patch": patch})))
     assert "autocast around the forward pass" in page.text
     assert ATTACK in page.text
-    assert "patch -p1 < hasten.patch" in page.text
+    assert "patch -p1 < hasten.patch in the folder where the script was tuned" in page.text.replace("\n", " ")
+    page = Page(render(parse({**full(), "patch": {**patch, "folder": "../.."}})))
+    assert "in the folder ../.., seen from that where the script was tuned" in page.text

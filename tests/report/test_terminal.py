@@ -206,7 +206,9 @@ def test_markup_in_names_is_printed_verbatim() -> None:
 
 def test_the_patch_of_a_script_is_listed_if_there_is_one() -> None:
     assert "hasten.patch" not in summary(full())
-    assert "hasten.patch" in summary({**full(), "patch": {"written": {"precision": "autocast"}, "left": {}}})
+    patch = {"written": {"precision": "autocast"}, "left": {}}
+    assert "apply it" not in summary({**full(), "patch": patch})
+    assert "a patch of the script; apply it in ../.." in summary({**full(), "patch": {**patch, "folder": "../.."}})
 
 
 def test_a_script_is_judged_by_its_training_loss() -> None:

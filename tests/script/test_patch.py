@@ -189,6 +189,32 @@ def test_files_outside_of_the_present_folder_name_theirs(monkeypatch: pytest.Mon
     assert suggest(plan("cpu_threads"), script).diff.startswith("--- a/code/train.py\n+++ b/code/train.py\n")
 
 
+def test_a_package_above_the_script_is_changed_if_python_searches_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = "from engine.loop import main\n\nmain()\n"
+    write(tmp_path, {"engine/__init__.py": "", "engine/loop.py": PLAIN, "tools/train.py": script})
+    monkeypatch.chdir(tmp_path / "tools")
+    nothing = suggest(plan("fused_optimizer"), Path("train.py"))
+    assert "no call of an optimizer" in nothing.left["fused_optimizer"]
+    for folder in (tmp_path / "elsewhere", tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend("first")
+    patch = suggest(plan("fused_optimizer"), Path("train.py"))
+    assert patch.folder == tmp_path
+    assert patch.diff.startswith("--- a/engine/loop.py\n+++ b/engine/loop.py\n")
+    apply(tmp_path, patch.diff, "git")
+    assert "fused=True" in (tmp_path / "engine" / "loop.py").read_text(encoding="utf-8")
+
+
+def test_installed_packages_are_not_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    write(installed, {"engine/loop.py": PLAIN, "tool/train.py": "from engine.loop import main\n\nmain()\n"})
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.syspath_prepend("first")
+    assert not suggest(plan("fused_optimizer"), installed / "tool" / "train.py").diff
+
+
 @pytest.mark.parametrize("loss", ["nn.functional.binary_cross_entropy", "nn.BCELoss()"])
 def test_a_loss_that_gpus_refuse_under_autocast_is_not_put_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: str

@@ -162,6 +162,19 @@ def test_autocast_that_a_switch_of_the_script_turned_off_is_turned_on(
         assert ("already uses autocast" in patch.left.get("precision", "")) == (fixed == "True")
 
 
+def test_autocast_that_another_context_replaced_is_put_around_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = "torch.amp.autocast('cuda', dtype=torch.float16)"
+    pairs = [
+        ("        out = model(x)  # the forward pass\n", "        with ctx:\n            out = model(x)\n"),
+        ("def main():\n", f"def main():\n    ctx = {own} if torch.cuda.is_available() else nullcontext()\n"),
+        ("import json\n", "import json\nfrom contextlib import nullcontext\n"),
+    ]
+    patch = made(monkeypatch, tmp_path, swapped(PLAIN, *pairs), "precision")
+    assert "with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):" in added(patch)
+    always = swapped(PLAIN, *pairs[:1], ("def main():\n", f"def main():\n    ctx = {own}\n"))
+    assert "already uses autocast" in made(monkeypatch, tmp_path, always, "precision").left["precision"]
+
+
 @pytest.mark.parametrize("taken", ["def _draw_mask():\n    pass\n", "_masks = 1\n"])
 def test_names_that_the_script_uses_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: str) -> None:
     patch = made(monkeypatch, tmp_path, MASKS + taken, "dropout_masks")

@@ -15,7 +15,17 @@ import pytest
 
 from hasten.optimizations.cpu_threads import CPUThreads
 from hasten.report.evidence import Candidate
-from hasten.tune.budget import MARGIN, MAX_FINAL_UPDATES, MIN_FINAL_S, MIN_FINAL_UPDATES, PAIRS, REPORT_S, Budget, Costs
+from hasten.tune.budget import (
+    ENOUGH_S,
+    MARGIN,
+    MAX_FINAL_UPDATES,
+    MIN_FINAL_S,
+    MIN_FINAL_UPDATES,
+    PAIRS,
+    REPORT_S,
+    Budget,
+    Costs,
+)
 from hasten.tune.search.candidate import break_even_updates, is_about, put
 from hasten.tune.trials import machine_load
 from hasten.tune.trials.machine_load import SPOILT_FRAC, Account, Meter, begin_on
@@ -200,6 +210,14 @@ def test_final_updates_fill_the_reserved_time_within_bounds() -> None:
     short = Costs(start_s=3.0, base_update_s=0.002, validation_s=0.0)
     assert short.final_updates(1.0, 0.002) * 0.004 >= MIN_FINAL_S - 0.01  # twelve updates of 2 ms would prove nothing
     assert replace(short, start_s=10.0).final_updates(1.0, 0.002) > 2 * short.final_updates(1.0, 0.002)  # they cost little
+
+
+def test_the_proof_of_a_script_counts_as_long_as_it_becomes_more_certain() -> None:
+    for update_s in (0.001, 0.1):
+        script = Costs(start_s=5.0, base_update_s=update_s, validation_s=0.0, of_script=True)
+        assert script.final_updates(1e6, update_s) * 2 * update_s == pytest.approx(ENOUGH_S, rel=0.01)
+    slow = Costs(start_s=5.0, base_update_s=2.0, validation_s=0.0, of_script=True)
+    assert slow.final_updates(1e6, 2.0) == MIN_FINAL_UPDATES
 
 
 def test_screening_costs_more_with_more_turns_and_slower_updates() -> None:

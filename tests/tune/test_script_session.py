@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LOOP = str(Path(__file__).parent / "scripts" / "loop.py")
 BUDGET_S = 240.0
 """Estimated time of the candidates and the proof, even on a busy machine; the session ends far earlier."""
-PROOF_UPDATES = 12
 
 
 def request_of(folder: Path, *arguments: str, ranks: int = 1, only: tuple[str, ...] = ()) -> TuneRequest:
@@ -39,7 +38,7 @@ def tune(request: TuneRequest) -> None:
 
 @pytest.mark.long
 def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "MAX_FINAL_UPDATES", PROOF_UPDATES)
+    monkeypatch.setattr(budget, "ENOUGH_S", 0.0)
     before, out = children(), tmp_path / "out"
     arguments = ("--wait", "0.015", "--seed", "1", "--epochs", "500", "--rows", "12000")  # with few, all would be compared
     tune(request_of(tmp_path, *arguments, only=("sample_cache",)))

@@ -140,9 +140,9 @@ class SourceForward(Protocol):
         ...
 
     def context(self, names: Sequence[str], *parameters: str) -> SourceCall | None:
-        """Return the `with` call of one of these functions, by full name, that the statements are in or contain.
+        """Return the call of one of these functions, by full name, whose `with` the statements are in or contain.
 
-        `parameters` names its positional parameters. None if there is no such call.
+        `parameters` names its positional parameters. None if there is no such call, or if it may be another.
         """
         ...
 

@@ -22,7 +22,7 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to, replace_attribute
-from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
+from hasten.core.source_edits import NothingToWriteError, SourceCall, SourceEdits, UnwritableError
 from hasten.optimizations.parts.kept_memory import pays_on_this_machine, write_kept_memory
 
 MIN_MATMUL_GAIN = 1.05
@@ -158,15 +158,7 @@ class Precision(Optimization):
         return "; ".join(written)
 
     def _write_autocast(self, script: SourceEdits) -> str:
-        used = [call for call in script.calls(*_AUTOCASTS) if call.given.get("enabled") != "False"]  # False: a part opts out
-        if used:
-            switched = any("enabled" in call.given for call in used)
-            parameters = ("device_type", "dtype", "enabled", "cache_enabled")
-            own = script.forward().context(_OWN_AUTOCASTS, *parameters) if switched else None
-            if own is None or own.given.get("enabled", "True") in ("True", "False"):
-                raise NothingToWriteError(
-                    f"the script already uses autocast ({used[0].place}): set dtype=torch.{self.dtype}"
-                )  # otherwise it was off when this plan was proved, or nothing would have been gained
+        if own := self._own_autocast(script):
             if self.dtype == "float16":
                 raise UnwritableError(_NO_SCALER)
             return own.set({"enabled": "True", "dtype": f"{{torch.{self.dtype}}}"})
@@ -189,6 +181,29 @@ class Precision(Optimization):
             )  # fmt: skip
         forward.wrap(f"with {{torch.autocast}}({forward.device_type}, dtype={{torch.{self.dtype}}}):")
         return f"the forward pass and the loss at {forward.place} under autocast in {self.dtype}"
+
+    def _own_autocast(self, script: SourceEdits) -> SourceCall | None:
+        """Return the script's own autocast around the forward pass, if a switch decides whether it is on.
+
+        It was off when this plan was proved, or another context was in its place: otherwise nothing would have been gained.
+
+        Raises:
+            NothingToWriteError: The script's own autocast is always on.
+        """
+        used = [call for call in script.calls(*_AUTOCASTS) if call.given.get("enabled") != "False"]  # False: a part opts out
+        if not used:
+            return None
+        already = NothingToWriteError(f"the script already uses autocast ({used[0].place}): set dtype=torch.{self.dtype}")
+        try:
+            forward = script.forward()
+        except UnwritableError:
+            raise already from None
+        own = forward.context(_OWN_AUTOCASTS, "device_type", "dtype", "enabled", "cache_enabled")
+        if own is not None and own.given.get("enabled", "True") not in ("True", "False"):
+            return own
+        if forward.context(_AUTOCASTS) is not None:
+            raise already
+        return None
 
     def framework_arguments(self) -> dict[str, str]:
         """Return the arguments of frameworks that run training. They include the gradient scaler."""

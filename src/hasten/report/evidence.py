@@ -257,10 +257,14 @@ class Losses(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Table):
-    """The techniques that are in the patch of a script (name -> change), and those that are not (name -> reason)."""
+    """The techniques that are in the patch of a script (name -> change), and those that are not (name -> reason).
+
+    `folder` is where to apply it, relative to the folder where the script was tuned; empty for that folder.
+    """
 
     written: Mapping[str, str]
     left: Mapping[str, str]
+    folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

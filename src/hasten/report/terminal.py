@@ -70,6 +70,8 @@ def print_summary(evidence: Evidence, console: Console, folder: Path | None = No
         for name, meaning in FILES:
             if name == "hasten.patch" and not (evidence.patch and evidence.patch.written):
                 continue
+            if name == "hasten.patch" and evidence.patch and evidence.patch.folder:
+                meaning += f"; apply it in {evidence.patch.folder}"  # noqa: PLW2901
             say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
     console.print()
     say.line(Text(answer.line, style=STYLES[answer.tone]))

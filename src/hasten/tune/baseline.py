@@ -66,6 +66,7 @@ def measure_baseline(subject: Subject, setting: TrialSetting, seed: int, record:
         base_update_s=facts.step_ms / 1e3,
         validation_s=batch_s * (max_batches or 0),
         side_by_side=turns > 1 and not setting.command,
+        of_script=bool(setting.command),
     )
     diagnosis = Diagnosis.from_dict(profile["bottleneck"])
     return Baseline(facts=facts, diagnosis=diagnosis, costs=costs, turns=turns, max_batches=max_batches)

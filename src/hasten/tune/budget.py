@@ -12,6 +12,10 @@ REPORT_S = 4.0
 """Seconds reserved for writing the report."""
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
 """Updates per process of a final comparison."""
+ENOUGH_S = 6.0
+"""Seconds counted by both processes of a script, beyond which a pair becomes no more certain: over the public scripts
+(benchmarks/results/public.json), the ratios of a proof's pairs differ no less with 10 to 20 s than with 4 to 6, but several
+times as much below 1.5. A script starts slowly, so the time saved is worth several candidates."""
 MIN_FINAL_S = 0.5
 """Minimum seconds counted by both processes together: shorter runs prove nothing, and starting them costs far more."""
 PAIRS, LEAST_PAIRS = 5, 3
@@ -75,6 +79,7 @@ class Costs:
         validation_s: One measurement of the held-out data under the empty plan.
         side_by_side: Whether both processes of a pair load at the same time.
         warming_s: Seconds that a process under the current plan needs longer than a plain one to reach full speed.
+        of_script: Whether a script is tuned. The held-out data of a job is judged better after more updates.
     """
 
     start_s: float
@@ -82,6 +87,7 @@ class Costs:
     validation_s: float
     side_by_side: bool = False
     warming_s: float = 0.0
+    of_script: bool = False
 
     def pair_s(self, updates: int, update_s: float) -> float:
         """Return the seconds of a fresh pair: the empty plan against one with updates of `update_s`, with cache filling."""
@@ -95,7 +101,8 @@ class Costs:
         both_s = self.base_update_s + update_s
         updates = int((seconds / PAIRS / MARGIN - overhead) / both_s)
         least = max(MIN_FINAL_UPDATES, int(MIN_FINAL_S / both_s), cheap_updates(overhead, both_s))
-        return min(max(updates, least), MAX_FINAL_UPDATES)
+        most = int(ENOUGH_S / both_s) if self.of_script else MAX_FINAL_UPDATES
+        return max(min(updates, most), least)
 
     def whole_proof_s(self, updates: int, update_s: float, pairs: int = PAIRS) -> float:
         """Return the seconds of a final comparison whose pairs train for `updates` updates, a whole run."""

@@ -1,8 +1,12 @@
-"""Read a script and the files that it imports from its own folder tree, and resolve names across these files."""
+"""Read a script and the files that it imports from its own folder tree, or from folders above it that Python searches.
+
+Names are resolved across these files.
+"""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +23,8 @@ MAX_DEPTH = 12
 
 MODULES_ELSEWHERE = ("LightningModule", "PreTrainedModel")
 """Classes of other libraries that derive from torch.nn.Module."""
+
+_INSTALLED = ("site-packages", "dist-packages")
 
 OTHER_NAMES = {
     "lightning.Fabric": ("lightning.fabric.Fabric",),
@@ -276,7 +282,7 @@ class Project:
 
 
 def follow(script: Path) -> tuple[dict[Path, Source], dict[Path, str]]:
-    """Read the script and the files that it imports from its folder tree.
+    """Read the script and the files that it imports from the folders of `search_bases`.
 
     Returns:
         Path -> file, for files that can be changed, and path -> reason, for the others.
@@ -308,11 +314,19 @@ def read_text(path: Path) -> str:
 
 
 def search_bases(script: Path) -> tuple[Path, ...]:
-    """Return the folders in which absolute imports of a script are searched: its own, and the one around its package."""
+    """Return the folders in which absolute imports of a script are searched.
+
+    These are its own, the one around its package, and those above it that Python searches, by PYTHONPATH or an editable
+    installation: scripts in `tools/` train with the package next to that folder. Installed packages are not followed.
+    """
     folder = script.parent
     while (folder / "__init__.py").is_file() and folder.parent != folder:
         folder = folder.parent
-    return tuple(dict.fromkeys((script.parent, folder)))
+    searched = {
+        Path(entry).resolve() for entry in sys.path[not sys.flags.safe_path :] if entry
+    }  # else the first is Hasten's
+    above = [parent for parent in script.parents if parent in searched and parent.name not in _INSTALLED]
+    return tuple(dict.fromkeys((script.parent, folder, *above)))
 
 
 def candidates(importer: Path, module: str, level: int, bases: tuple[Path, ...]) -> Iterator[Path]:

@@ -167,9 +167,9 @@ class _Forward:
         inside = [node for statement in self._step.statements for node in ast.walk(statement)]
         for node in (*inside, *around):
             for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
-                call = item.context_expr
-                if isinstance(call, ast.Call) and self._project.called(call, scope) in names:
-                    return _Call(self._changes, call, scope, parameters)
+                value, home = _assigned(item.context_expr, scope)
+                if isinstance(value, ast.Call) and self._project.called(value, home) in names:
+                    return _Call(self._changes, value, home, parameters)
         return None
 
     def wrap(self, header: str) -> None:
@@ -381,6 +381,13 @@ def _texts(value: ast.expr | None) -> list[str | None]:
         return _texts(value.body) + _texts(value.orelse)
     plain = isinstance(value, ast.Constant) and isinstance(value.value, str) and ":" not in value.value
     return [str(value.value)] if plain and isinstance(value, ast.Constant) else [None]
+
+
+def _assigned(expression: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
+    """Return the value of a variable that is assigned only once, and its scope; any other expression itself."""
+    known = scope.lookup(expression.id) if isinstance(expression, ast.Name) else None
+    values = [bind.value for bind in known[1] if bind.kind == "value"] if known else []
+    return (values[0], known[0]) if known and len(known[1]) == 1 and values and values[0] else (expression, scope)
 
 
 def _names_accelerator(node: ast.AST) -> bool:

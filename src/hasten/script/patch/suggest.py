@@ -30,7 +30,7 @@ class Patch:
     Attributes:
         diff: A unified diff with the prefixes a/ and b/, for `patch -p1` and `git apply`; empty if nothing can be written.
             Write it as UTF-8 bytes, because line ends are those of the files.
-        folder: The folder to apply it in: the working folder, or the script's if a file is outside of the working folder.
+        folder: The folder to apply it in: the working folder, or one that contains all files if one is outside of it.
         written: Name -> one line about the change.
         left: Name -> why it cannot be written, followed by the lines to write by hand.
     """
@@ -42,7 +42,7 @@ class Patch:
 
 
 def suggest(plan: Plan, script: Path) -> Patch:
-    """Write a plan into a script and into the files that it imports from its own folder tree. Changes nothing on disk.
+    """Write a plan into a script and into the files of its project that it imports. Changes nothing on disk.
 
     Args:
         plan: The optimizations, with their settings.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -94,7 +95,8 @@ def _finish(record: Record, facts: Facts, script: Path) -> None:
         patch = suggest(plan, script)
         if patch.diff:
             (record.out / PATCH).write_bytes(patch.diff.encode("utf-8"))  # keeps the line ends of the files
-        record.note(patch=Patch(written=patch.written, left=patch.left))
+        folder = os.path.relpath(patch.folder)
+        record.note(patch=Patch(written=patch.written, left=patch.left, folder="" if folder == os.curdir else folder))
 
 
 def fingerprint(command: tuple[str, ...]) -> str:
