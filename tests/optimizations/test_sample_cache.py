@@ -11,7 +11,6 @@ import torch
 from hasten.core.batch import content
 from hasten.core.errors import JobError
 from hasten.core.optimization import Optimization
-from hasten.core.source_edits import UnwritableError
 from hasten.optimizations.batched_reading import BatchedReading
 from hasten.optimizations.parts.sample_caching import CHECKED_HITS
 from hasten.optimizations.sample_cache import SampleCache
@@ -50,18 +49,16 @@ def test_it_keeps_at_most_the_limit() -> None:
     assert job.prepared == 14 + 2 * 9 + CHECKED_HITS
 
 
-@pytest.mark.parametrize("max_samples", [0, 2])
-def test_the_lines_to_write_by_hand_cache_tensors(max_samples: int) -> None:
-    unused: Any = None
-    with pytest.raises(UnwritableError) as caught:
-        SampleCache(max_samples=max_samples).write_patch(unused)
+@pytest.mark.parametrize("max_samples", [0, 5])
+def test_the_lines_to_write_by_hand_keep_samples(max_samples: int) -> None:
+    *lines, _ = SampleCache(max_samples=max_samples).by_hand()
     names: dict[str, Any] = {"torch": torch}
-    exec("\n".join(caught.value.lines), names)  # noqa: S102  the lines that a user copies
-    samples = [torch.full((3,), float(index)) for index in range(4)]
-    cached = names["Cached"](samples)
-    for _ in range(2):
-        assert [cached[index].tolist() for index in range(4)] == [sample.tolist() for sample in samples]
-    assert len(cached.cached) == (max_samples or 4)
+    exec("\n".join(lines), names)  # noqa: S102  the lines that a user copies
+    rows = names["_KeptSamples"]([1.5, float("nan"), {"a": torch.ones(3)}] * 10)
+    assert [content(rows[index]) for index in range(30)] == [content(row) for row in rows.dataset]
+    assert len(rows.kept) == (max_samples or 30)
+    assert rows[-2] is rows.dataset[-2]
+    assert rows[:2] == [1.5, rows.dataset[1]]
 
 
 def test_priming_makes_the_first_epoch_like_the_second() -> None:

@@ -87,10 +87,11 @@ print(json.dumps([check.passed for check in Allocator().evidence(None, None)]))
 """
 
 
-def printed(folder: Path, text: str) -> Any:
+def printed(folder: Path, text: str, *arguments: str, warns: str = "error") -> Any:
     """Run a script in which every warning is an error; return what it prints as JSON."""
     (folder / "run.py").write_text(text)
-    done = subprocess.run([sys.executable, "-W", "error", "run.py"], cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", warns, "run.py", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -173,6 +174,69 @@ def test_autocast_that_another_context_replaced_is_put_around_it(monkeypatch: py
     assert "with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):" in added(patch)
     always = swapped(PLAIN, *pairs[:1], ("def main():\n", f"def main():\n    ctx = {own}\n"))
     assert "already uses autocast" in made(monkeypatch, tmp_path, always, "precision").left["precision"]
+
+
+ROWS = """import json
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    scale, reads, name = 1.0, 0, "rows"
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        Rows.reads += 1
+        return {"x": torch.full((3,), self.scale * index), "y": [index, "row"]}
+
+
+loader = DataLoader(Rows(), batch_size=8, shuffle=True, num_workers=WORKERS)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+torch.manual_seed(0)
+sums = []
+for epoch in range(4):
+    Rows.scale = 2.0 if epoch == 1 and "change" in sys.argv else Rows.scale
+    sums.append(0.0)
+    for batch in loader:
+        sums[-1] += batch["x"].sum().item() + batch["y"][0].sum().item()
+        loss = model(batch["x"]).mean()
+        loss.backward()
+        optimizer.step()
+print(json.dumps([sums, Rows.reads, loader.dataset.name]))
+"""
+
+
+def test_samples_are_kept_until_one_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = ROWS.replace("WORKERS", "0")
+    patch = made(monkeypatch, tmp_path, script, "sample_cache")
+    assert added(patch)[-1] == "loader = DataLoader(_KeptSamples(Rows()), batch_size=8, shuffle=True, num_workers=0)"
+    text = patched(tmp_path, patch)
+    plain, kept = (printed(tmp_path, each) for each in (script, text))
+    assert plain[0] == kept[0]
+    assert plain[2] == kept[2] == "rows"
+    assert plain[1] == 4 * 64
+    assert 64 < kept[1] <= 64 + 3 * 64 / 17 + 1
+    changed = [printed(tmp_path, each, "change", warns="default") for each in (script, text)]
+    assert changed[0][0][2:] == changed[1][0][2:]  # noticed within the epoch, and read ever since
+    assert 3 * 64 < changed[1][1] < 4 * 64
+    again = suggest(plan("sample_cache"), Path("train.py"))
+    assert not again.diff
+    assert "already keeps samples" in again.left["sample_cache"]
+
+
+def test_workers_do_not_keep_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    patch = made(monkeypatch, tmp_path, ROWS.replace("WORKERS", "2"), "sample_cache")
+    assert "has workers" in patch.left["sample_cache"]
+    script = ROWS.replace("num_workers=WORKERS", "**dict(num_workers=1)")
+    text = patched(tmp_path, made(monkeypatch, tmp_path, script, "sample_cache"))
+    plain, kept = (printed(tmp_path, each, "change") for each in (script, text))
+    assert plain == kept
 
 
 @pytest.mark.parametrize("taken", ["def _draw_mask():\n    pass\n", "_masks = 1\n"])

@@ -23,7 +23,8 @@ from hasten.core.facts import Facts
 from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo
-from hasten.core.source_edits import SourceEdits, UnwritableError
+from hasten.core.source_edits import SourceEdits
+from hasten.optimizations.parts.kept_samples import lines_by_hand, write_kept_samples
 from hasten.optimizations.parts.sample_caching import MISSING, hit_check, keep_samples, saved_frac, why_nothing_is_kept
 from hasten.optimizations.parts.stacked_samples import StackedSamples
 
@@ -86,22 +87,13 @@ class SampleCache(Optimization):
         """Check that samples came from the cache."""
         return [hit_check(trace, self.card.name)]
 
+    def by_hand(self) -> tuple[str, ...]:
+        """Return the dataset that keeps samples, and the line that wraps the script's own."""
+        return lines_by_hand(self.max_samples)
+
     def write_patch(self, script: SourceEdits) -> str:
-        """Raise UnwritableError: only the author of the script knows which part of a sample never changes."""
-        room = f" and len(self.cached) < {self.max_samples}" if self.max_samples else ""
-        sample = "self.cached[index] if index in self.cached else self.dataset[index]" if room else "self.cached[index]"
-        raise UnwritableError(
-            "only you know which part of a sample never changes",
-            "class Cached(torch.utils.data.Dataset):  # wraps the dataset, before anything random",
-            "    def __init__(self, dataset):",
-            "        self.dataset, self.cached = dataset, {}",
-            "    def __len__(self):",
-            "        return len(self.dataset)",
-            "    def __getitem__(self, index):",
-            f"        if index not in self.cached{room}:",
-            "            self.cached[index] = self.dataset[index]",
-            f"        return {sample}",
-        )
+        """Wrap the dataset of the training loader. In a script, whole samples were shown to repeat."""
+        return write_kept_samples(script, self.max_samples)
 
 
 class _Memory:
