@@ -46,7 +46,8 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     commands = {"plain": [python, case.script], "alone": _hasten(python, case)}
     plan = tuned and tuned["plan"] and tuned.get("plan_text")
     patch = tuned and tuned.get("patch_text")
-    variables_of_patch = tuned.get("patch_variables", {}) if tuned else {}
+    variables_of_patch = tuned.get("patch_variables", {}) if tuned and plan else {}
+    folder = tuned.get("patch_folder", case.folder) if tuned else case.folder
     if tuned:
         (template / EMPTY).write_text("schema = 1\n", encoding="utf-8")
         commands["empty"] = _hasten(python, case, template.parent / "run" / EMPTY)
@@ -55,6 +56,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         commands["plan"] = _hasten(python, case, template.parent / "run" / PLAN)
     if patch:
         (template / PATCH).write_text(patch, encoding="utf-8")
+    if patch or variables_of_patch:  # what no source can set may be all that a plan needs
         commands["patch"] = commands["plain"]
     arms = [arm for arm in commands if arm != "alone"]
     runs: dict[str, list[Ended]] = {arm: [] for arm in commands}
@@ -62,7 +64,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
     for number in range(rounds if len(arms) > 1 else 2):
         for arm in arms if number % 2 == 0 else arms[::-1]:
             work = fresh(template, template.parent / "run")
-            if arm == "patch" and (refused := _apply(work / (tuned or {}).get("patch_folder", case.folder), work / PATCH)):
+            if arm == "patch" and patch and (refused := _apply(work / folder, work / PATCH)):
                 continue
             variables = SEEDED | (variables_of_patch if arm == "patch" else {})
             runs[arm].append(start([*commands[arm], *case.arguments, *case.shorter], case, work, LIMIT_S, **variables))
@@ -77,7 +79,7 @@ def measure_whole(case: Case, python: str, template: Path, tuned: Mapping[str, A
         "alone": judge(plain, runs["alone"]),
         "empty": judge(plain, runs["empty"]) if tuned else None,
         "plan": judge(plain, runs["plan"]) if plan else None,
-        "patch": judge(plain, runs["patch"]) if patch and not refused else None,
+        "patch": judge(plain, runs["patch"]) if runs.get("patch") and not refused else None,
         "patch_refused": refused,
         "patch_left": tuned.get("patch_left", {}) if tuned else {},
         "patch_variables": variables_of_patch,

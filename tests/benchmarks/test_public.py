@@ -376,7 +376,7 @@ def played_whole(
     order = []
 
     def start(command: list[str], _case: Case, work: Path, _limit_s: float, **variables: str) -> Ended:
-        patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n"
+        patched = (work / "part" / "train.py").read_text(encoding="utf-8") == "fast\n" or "LD_PRELOAD" in variables
         if "--plan" in command:
             order.append("empty" if any(word.endswith("empty.toml") for word in command) else "plan")
         else:
@@ -422,6 +422,12 @@ def test_whole_runs_are_made_in_turns_each_on_new_files(tmp_path: Path, monkeypa
     assert not as_without(row)
 
 
+def test_variables_alone_count_as_a_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(3.0), "plan": ended(2.0), "patch": ended(2.5)}
+    _, result = played_whole(tmp_path, monkeypatch, runs, {**TUNED, "patch_text": ""})
+    assert patch_share({"whole": result}) == pytest.approx(0.5)
+
+
 def test_an_empty_plan_is_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(2.5)}
     order, result = played_whole(tmp_path, monkeypatch, runs, {"plan": {}, "plan_text": "plan"})
@@ -440,7 +446,7 @@ def test_a_script_that_was_not_tuned_needs_no_turns(tmp_path: Path, monkeypatch:
 
 def test_a_run_that_fails_under_the_plan_is_not_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"plain": ended(3.0), "alone": ended(3.3), "empty": ended(3), "plan": ended(2.0, "epoch\nTypeError: x", code=1)}
-    _, result = played_whole(tmp_path, monkeypatch, runs, {**TUNED, "patch_text": ""})
+    _, result = played_whole(tmp_path, monkeypatch, runs, {**TUNED, "patch_text": "", "patch_variables": {}})
     assert result["found"]["plan"]["failures"][0] == "ended with 1: TypeError: x"
     assert as_without({"whole": result}) is False
 
