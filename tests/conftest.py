@@ -54,6 +54,14 @@ def _interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _freed_memory_is_returned() -> Iterator[None]:
+    """A plan with lower precision changes this for a whole process, and later tests here measure memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hasten.optimizations.precision.keep_freed_memory", lambda: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Tensors are tiny here, and threads that wait for a busy core make tests a hundred times slower."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  the conventional name
 from hasten.core.card import StepTrace
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
+from hasten.optimizations.parts.kept_memory import pays_on_this_machine
 from hasten.optimizations.precision import Precision, _in_float32
 from hasten.script.plan.host import Host
 from hasten.train.build import build
@@ -45,6 +48,23 @@ def test_a_measured_product_decides() -> None:
 def test_slow_emulated_bfloat16_does_not_speak_against_float16() -> None:
     fit = Precision.fit(facts(job=GPU, on={"bfloat16": False, "float16": True}, bf16_matmul_gain=0.3))
     assert fit.fits
+
+
+KEPT = """
+from hasten.optimizations.allocator import Allocator
+from hasten.optimizations.precision import Precision
+from tests.optimizations.contract import Images, make_loop
+
+before = [check.passed for check in Allocator().evidence(None, None)]
+make_loop(Images(), Precision())
+print(before, [check.passed for check in Allocator().evidence(None, None)])
+"""
+
+
+@pytest.mark.skipif(not pays_on_this_machine(), reason="memory is not glibc's on this machine")
+def test_freed_memory_is_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[False, False] [True, True]", done.stderr
 
 
 def test_products_are_16_bit_and_the_loss_is_not() -> None:

@@ -4,8 +4,9 @@ Relieves:  compute: more products per cycle, and half the memory traffic.
 Numerics:  rounding: 8 (bfloat16) or 11 (float16) significant bits. Autocast keeps reductions and losses in float32.
 Limits:    bfloat16 on devices with hardware support for it; float16 on CUDA only, with a gradient scaler.
 
-On CPUs, the fused attention of PyTorch 2.13 is two to three times slower in bfloat16 than in float32, especially in its
-backward pass. This can cost more than all matrix products gain, so attention may be kept in float32.
+On CPUs, the C library is told to keep freed memory, see `parts/kept_memory.py`. The fused attention of PyTorch 2.13 is two
+to three times slower there in bfloat16 than in float32, especially in its backward pass. This can cost more than all matrix
+products gain, so attention may be kept in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hasten.core.live import LiveJob
 from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, append_to, replace_attribute
 from hasten.core.source_edits import NothingToWriteError, SourceCall, SourceEdits, UnwritableError
-from hasten.optimizations.parts.kept_memory import pays_on_this_machine, write_kept_memory
+from hasten.optimizations.parts.kept_memory import keep_freed_memory, pays_on_this_machine, write_kept_memory
 
 MIN_MATMUL_GAIN = 1.05
 """Smallest speed-up of a bfloat16 matrix product over float32 that makes a trial worthwhile."""
@@ -96,7 +97,9 @@ class Precision(Optimization):
         return Fit.yes(max_gain_frac=facts.compute_frac * (1 - 1 / max(gain or 2.0, 2.0)), settings=settings)
 
     def apply(self, live: LiveJob) -> Undo:
-        """Wrap `job.loss` in autocast. For float16, also set a gradient scaler."""
+        """Wrap `job.loss` in autocast. For float16, also set a gradient scaler. On a CPU, glibc keeps freed memory."""
+        if pays_on_this_machine():
+            keep_freed_memory()
         dtype = getattr(torch, self.dtype)
         device = live.device.type
         undos = [append_to(live.forward_contexts, lambda: torch.autocast(device, dtype=dtype))]

@@ -1,24 +1,27 @@
-"""Make glibc keep freed memory from within a script: the source of a function that the script calls when it starts.
+"""Make glibc keep freed memory: in this process, or from within a script, as the source of a function that it calls.
 
 glibc gives the end of its heap back when more than a threshold is free there, and requests it again at the next operation;
-the kernel clears every page of it. The threshold follows the largest separate mapping that was freed. Under a plan with
-lower precision, the first step still frees float32 blocks, so the threshold is twice as large as the later steps need. A
-patched script computes in 16 bits from the first step on, and would lose a part of the gain to the kernel.
+the kernel clears every page of it. The threshold follows the largest separate mapping that was freed. Steps in 16 bits free
+smaller blocks than the plain job and may stay above the threshold, so that a part of their gain goes to the kernel.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 from hasten.core.source_edits import SourceEdits
 from hasten.core.system import glibc_version, read_c_library
 
-_SOURCE = """\
+_OPTIONS = ((-4, 0), (-1, -1), (-2, 128 << 20))
+"""Options of mallopt and their values, see malloc.h: no separate mappings, no trimming, and 128 MiB more at each request."""
+_SOURCE = f"""\
 def _keep_freed_memory():  # glibc would return it to the system, and request it again
-    mallopt = getattr({ctypes.CDLL}(None), "mallopt", None)
-    for option, value in ((-4, 0), (-1, -1), (-2, 128 << 20)) if mallopt else ():  # see malloc.h: mmaps, trimming, top pad
+    mallopt = getattr({{ctypes.CDLL}}(None), "mallopt", None)
+    for option, value in {_OPTIONS} if mallopt else ():  # see malloc.h: mmaps, trimming, top pad
         mallopt(option, value)
 
 
-if {sys.platform} == "linux":
+if {{sys.platform}} == "linux":
     _keep_freed_memory()
 """
 
@@ -28,6 +31,13 @@ def pays_on_this_machine() -> bool:
     import torch  # noqa: PLC0415 - allocator.py needs none
 
     return bool(glibc_version(read_c_library()[0])) and not torch.accelerator.is_available()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep freed memory until it ends: glibc cannot go back to a threshold that follows what is freed."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for option, value in _OPTIONS if mallopt else ():
+        mallopt(option, value)
 
 
 def write_kept_memory(script: SourceEdits) -> str:
