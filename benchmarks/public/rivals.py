@@ -1,6 +1,6 @@
 """What other tuners and profilers find in a script, gain, and break; each unchanged, through its command line.
 
-train-doctor attaches to an unmodified script; the patch that it proves is timed over whole runs, as ours is. TraceML only
+train-doctor attaches to an unmodified script; the patch that it proves is timed over whole runs, as Hasten's is. TraceML only
 diagnoses; where it has no answer, it gets the script's steps marked, as its documentation asks. loadtune wants a workload
 file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: loadtune is started
 anyway, and its words are recorded.
@@ -21,7 +21,7 @@ from benchmarks.public.processes import OVER_TIME, Ended, fresh, last_words, sta
 from benchmarks.public.whole import ROUNDS, time_patch
 
 LIMIT_S = 600.0
-"""Of each rival: as long as a tuning of ours may take."""
+"""Of each rival: as long as a tuning by Hasten may take."""
 PACKAGES = {
     "train_doctor": "train-doctor", "traceml": "traceml-ai", "loadtune": "loadtune", "autotune": "pytorch-autotune",
 }  # fmt: skip

@@ -4,7 +4,7 @@ Relieves:  compute: more products per cycle, and half the memory traffic.
 Numerics:  rounding: 8 (bfloat16) or 11 (float16) significant bits. Autocast keeps reductions and losses in float32.
 Limits:    bfloat16 on devices with hardware support for it; float16 on CUDA only, with a gradient scaler.
 
-On CPUs, the C library is told to keep freed memory, see `parts/kept_memory.py`. The fused attention of PyTorch 2.13 is two
+On CPUs, the C library is made to keep freed memory, see `parts/kept_memory.py`. The fused attention of PyTorch 2.13 is two
 to three times slower there in bfloat16 than in float32, especially in its backward pass. This can cost more than all matrix
 products gain, so attention may be kept in float32.
 """

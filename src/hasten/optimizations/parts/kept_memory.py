@@ -36,8 +36,9 @@ def pays_on_this_machine() -> bool:
 def keep_freed_memory() -> None:
     """Let this process keep freed memory until it ends: glibc cannot go back to a threshold that follows what is freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, value in _OPTIONS if mallopt else ():
-        mallopt(option, value)
+    if mallopt is not None:
+        for option, value in _OPTIONS:
+            mallopt(option, value)
 
 
 def write_kept_memory(script: SourceEdits) -> str:
