@@ -1,9 +1,9 @@
 """What other tuners and profilers find in a script, gain, and break; each unchanged, through its command line.
 
-train-doctor attaches to an unmodified script; the patch that it proves is timed over whole runs, as Hasten's is. TraceML only
-diagnoses; where it has no answer, it gets the script's steps marked, as its documentation asks. loadtune wants a workload
-file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: loadtune is started
-anyway, and its words are recorded.
+train-doctor attaches to an unmodified script; the patch that it proves is timed over whole runs, as Hasten's is. TraceML
+only diagnoses; where it has no answer, it gets the script's steps marked, as its documentation asks. loadtune wants a
+workload file that builds dataset, model and step; pytorch-autotune wants to be called from the script, and a GPU: loadtune
+is started anyway, and its words are recorded.
 """
 
 from __future__ import annotations
