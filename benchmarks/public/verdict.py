@@ -67,9 +67,13 @@ def as_without(row: Row) -> bool | None:
     whole = found(row, "whole")
     if whole is None:
         return None
-    changed = [whole[arm] for arm in ("plan", "patch") if whole[arm]]
-    unchanged = [whole[arm] for arm in ("alone", "empty") if whole.get(arm)]
-    return all(arm["same"] for arm in unchanged) and all(arm["close"] for arm in changed)
+    return exact(row) and all(whole[arm]["close"] for arm in ("plan", "patch") if whole[arm])
+
+
+def exact(row: Row) -> bool:
+    """Return whether a script printed exactly the same under Hasten without a plan, and under an empty one."""
+    whole = found(row, "whole")
+    return whole is not None and all(whole[arm]["same"] for arm in ("alone", "empty") if whole.get(arm))
 
 
 def whole_ratio(row: Row) -> float | None:
@@ -110,6 +114,7 @@ def score(rows: Sequence[Row]) -> Row:
         "tuned": sum(found(row, "tune") is not None for row in rows),
         "faster": sum(is_faster(row) for row in rows),
         "ran": sum(found(row, "whole") is not None for row in rows),
+        "exact": sum(exact(row) for row in rows),
         "as_without": sum(as_without(row) is True for row in rows),
         "judged": sum("judged" in row for row in rows),
         "diagnosis_right": sum(row.get("judged", {}).get("right", False) for row in rows),
