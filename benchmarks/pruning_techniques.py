@@ -43,6 +43,7 @@ ON_GPU: Mapping[str, str] = {
     "cudnn_benchmark": "cuDNN chooses among kernels by timing",
     "device_prefetch": "a copy runs beside the kernels",
     "eight_bit_states": "memory of a GPU, and kernels for it",
+    "matmul_precision": "products of float32 tensors run on tensor cores (tf32)",
     "metric_reading": "reading a loss waits for the device",
     "microbatch": "memory of a GPU, where it decides the largest batch",
     "pinned_memory": "page-locked memory is copied faster",
