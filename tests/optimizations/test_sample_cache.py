@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,28 @@ def test_the_lines_to_write_by_hand_keep_samples(max_samples: int) -> None:
     assert len(rows.kept) == (max_samples or 30)
     assert rows[-2] is rows.dataset[-2]
     assert rows[:2] == [1.5, rows.dataset[1]]
+
+
+@dataclass
+class Pair:
+    """A sample whose `==` raises an error, because its tensors have several values."""
+
+    x: torch.Tensor
+
+
+def test_samples_that_cannot_be_compared_are_not_kept_for_long() -> None:
+    *lines, _ = SampleCache().by_hand()
+    names: dict[str, Any] = {"torch": torch}
+    exec("\n".join(lines), names)  # noqa: S102  the lines that a user copies
+    rows = names["_KeptSamples"](_Pairs())
+    with pytest.warns(UserWarning, match="cannot be compared"):
+        assert [len(rows[index % 4].x) for index in range(40)] == [3] * 40
+    assert rows.kept is None
+
+
+class _Pairs:
+    def __getitem__(self, index: int) -> Pair:
+        return Pair(torch.ones(3))
 
 
 def test_priming_makes_the_first_epoch_like_the_second() -> None:

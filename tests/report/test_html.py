@@ -303,4 +303,4 @@ def test_the_patch_of_a_script_is_described() -> None:
     assert ATTACK in page.text
     assert "patch -p1 < hasten.patch in the folder where the script was tuned" in page.text.replace("\n", " ")
     page = Page(render(parse({**full(), "patch": {**patch, "folder": "../.."}})))
-    assert "in the folder ../.., seen from that where the script was tuned" in page.text
+    assert "in the folder ../.., relative to the one where the script was tuned" in page.text

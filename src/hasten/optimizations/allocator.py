@@ -21,7 +21,7 @@ from hasten.core.optimization import Fit, Optimization
 from hasten.core.seams import Seam, Undo, undo_nothing
 from hasten.core.source_edits import SourceEdits
 from hasten.core.system import ALLOCATORS, glibc_version, library_folders, mapping_at, read_allocators
-from hasten.optimizations.parts.kept_memory import write_kept_memory
+from hasten.optimizations.parts.kept_memory import TOP_PAD_BYTES, write_kept_memory
 
 if TYPE_CHECKING:
     from hasten.core.facts import Facts
@@ -31,8 +31,6 @@ Kind = Literal["glibc_tuned", "tcmalloc", "jemalloc", "cuda_expandable"]
 
 TRIM_THRESHOLD_BYTES = 16 * 2**30
 """Bytes of free memory that glibc keeps at the end of the heap: more than a step frees."""
-TOP_PAD_BYTES = 128 * 2**20
-"""Bytes that glibc requests beyond what it needs, so that it requests memory rarely."""
 LITTLE_FRAC, MUCH_FRAC = 0.015, 0.05
 """Share of processor time in the kernel below which glibc's settings are not tried, and from which a gain is likely."""
 LIKELY = 0.6

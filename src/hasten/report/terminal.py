@@ -68,11 +68,12 @@ def print_summary(evidence: Evidence, console: Console, folder: Path | None = No
     if folder is not None:
         console.print()
         for name, meaning in FILES:
-            if name == "hasten.patch" and not (evidence.patch and evidence.patch.written):
-                continue
-            if name == "hasten.patch" and evidence.patch and evidence.patch.folder:
-                meaning += f"; apply it in {evidence.patch.folder}"  # noqa: PLW2901
-            say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}", "dim")))
+            place = ""
+            if name == "hasten.patch":
+                if not (evidence.patch and evidence.patch.written):
+                    continue
+                place = f"; apply it in {evidence.patch.folder}" if evidence.patch.folder else ""
+            say.line(Text.assemble((f"{folder / name}", "bold"), (f"  {meaning}{place}", "dim")))
     console.print()
     say.line(Text(answer.line, style=STYLES[answer.tone]))
     if command := next_command(evidence):

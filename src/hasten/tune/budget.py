@@ -11,7 +11,7 @@ FINAL_SHARE = 0.5
 REPORT_S = 4.0
 """Seconds reserved for writing the report."""
 MIN_FINAL_UPDATES, MAX_FINAL_UPDATES = 12, 400
-"""Updates per process of a final comparison."""
+"""Updates per process of a final comparison; the maximum is that of jobs."""
 ENOUGH_S = 6.0
 """Seconds counted by both processes of a script, beyond which a pair becomes no more certain: over the public scripts
 (benchmarks/results/public.json), the ratios of a proof's pairs differ no less with 10 to 20 s than with 4 to 6, but several

@@ -12,8 +12,10 @@ import ctypes
 from hasten.core.source_edits import SourceEdits
 from hasten.core.system import glibc_version, read_c_library
 
-_OPTIONS = ((-4, 0), (-1, -1), (-2, 128 << 20))
-"""Options of mallopt and their values, see malloc.h: no separate mappings, no trimming, and 128 MiB more at each request."""
+TOP_PAD_BYTES = 128 * 2**20
+"""Bytes that glibc requests beyond what it needs, so that it requests memory rarely."""
+_OPTIONS = ((-4, 0), (-1, -1), (-2, TOP_PAD_BYTES))
+"""Options of mallopt and their values, see malloc.h: no separate mappings, no trimming, and the bytes above."""
 _SOURCE = f"""\
 def _keep_freed_memory():  # glibc would return it to the system, and request it again
     mallopt = getattr({{ctypes.CDLL}}(None), "mallopt", None)
@@ -35,10 +37,9 @@ def pays_on_this_machine() -> bool:
 
 def keep_freed_memory() -> None:
     """Let this process keep freed memory until it ends: glibc cannot go back to a threshold that follows what is freed."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in _OPTIONS:
-            mallopt(option, value)
+    mallopt = ctypes.CDLL(None).mallopt
+    for option, value in _OPTIONS:
+        mallopt(option, value)
 
 
 def write_kept_memory(script: SourceEdits) -> str:

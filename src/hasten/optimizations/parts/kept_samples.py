@@ -34,7 +34,7 @@ class _KeptSamples({torch.utils.data.Dataset}):  # in memory; one read in 17 is 
             KEEP
         elif not _same_sample(sample, self.kept[index]):
             self.kept = None
-            {warnings.warn}("sample " + str(index) + " has changed, so samples are no longer kept")
+            {warnings.warn}("sample " + str(index) + " has changed or cannot be compared, so samples are read again")
         return sample
 
 
@@ -45,9 +45,12 @@ def _same_sample(a, b):
         return a.keys() == b.keys() and all(_same_sample(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(_same_sample, a, b))
-    if hasattr(a, "dtype"):
-        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
-    return bool(a == b)
+    try:
+        if hasattr(a, "dtype"):
+            return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+        return bool(a == b)
+    except Exception:  # they cannot be compared
+        return False
 """
 
 

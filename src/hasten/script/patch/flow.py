@@ -41,6 +41,13 @@ def origins(project: Project, expression: ast.expr, scope: Scope) -> list[Origin
     return result
 
 
+def only_value(expression: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
+    """Return the value of a variable that is assigned only once, and its scope; any other expression itself."""
+    known = scope.lookup(expression.id) if isinstance(expression, ast.Name) else None
+    values = [bind.value for bind in known[1] if bind.kind == "value"] if known else []
+    return (values[0], known[0]) if known and len(known[1]) == 1 and values and values[0] else (expression, scope)
+
+
 class _Trace:
     def __init__(self, project: Project, steps: Iterator[int] | None = None, seen: Iterable[Seen] = ()) -> None:
         self.project = project

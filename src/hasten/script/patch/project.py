@@ -322,9 +322,8 @@ def search_bases(script: Path) -> tuple[Path, ...]:
     folder = script.parent
     while (folder / "__init__.py").is_file() and folder.parent != folder:
         folder = folder.parent
-    searched = {
-        Path(entry).resolve() for entry in sys.path[not sys.flags.safe_path :] if entry
-    }  # else the first is Hasten's
+    first = 0 if sys.flags.safe_path else 1  # without `python -P`, the first entry is the folder of Hasten's own command
+    searched = {Path(entry).resolve() for entry in sys.path[first:] if entry}
     above = [parent for parent in script.parents if parent in searched and parent.name not in _INSTALLED]
     return tuple(dict.fromkeys((script.parent, folder, *above)))
 

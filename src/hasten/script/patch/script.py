@@ -13,7 +13,7 @@ import torch
 from hasten.core.source_edits import NothingToWriteError, SourceEdits, UnwritableError
 from hasten.script.patch.edits import Changes
 from hasten.script.patch.find import Place, backward_calls, loops_around, the_optimizer, training_loader, training_loops
-from hasten.script.patch.flow import Origin, origins
+from hasten.script.patch.flow import Origin, only_value, origins
 from hasten.script.patch.model import Model, the_model
 from hasten.script.patch.project import Project
 from hasten.script.patch.source import Scope
@@ -167,7 +167,7 @@ class _Forward:
         inside = [node for statement in self._step.statements for node in ast.walk(statement)]
         for node in (*inside, *around):
             for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
-                value, home = _assigned(item.context_expr, scope)
+                value, home = only_value(item.context_expr, scope)
                 if isinstance(value, ast.Call) and self._project.called(value, home) in names:
                     return _Call(self._changes, value, home, parameters)
         return None
@@ -381,13 +381,6 @@ def _texts(value: ast.expr | None) -> list[str | None]:
         return _texts(value.body) + _texts(value.orelse)
     plain = isinstance(value, ast.Constant) and isinstance(value.value, str) and ":" not in value.value
     return [str(value.value)] if plain and isinstance(value, ast.Constant) else [None]
-
-
-def _assigned(expression: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
-    """Return the value of a variable that is assigned only once, and its scope; any other expression itself."""
-    known = scope.lookup(expression.id) if isinstance(expression, ast.Name) else None
-    values = [bind.value for bind in known[1] if bind.kind == "value"] if known else []
-    return (values[0], known[0]) if known and len(known[1]) == 1 and values and values[0] else (expression, scope)
 
 
 def _names_accelerator(node: ast.AST) -> bool:
