@@ -66,7 +66,8 @@ def test_a_script_that_waits_for_its_data_is_tuned(tmp_path: Path, monkeypatch: 
     refused = {rung.name: rung.reason for rung in evidence.rungs if rung.outcome == "refused"}
     assert "not on an unmodified script" in refused["sequence_packing"]
     assert evidence.patch is not None
-    assert "sample_cache" in evidence.patch.left
+    assert list(evidence.patch.written) == ["sample_cache"]
+    assert evidence.patch.left == {}
     plan = out / "hasten.toml"
     assert Plan.load(plan, catalogue()).names == ("sample_cache",)
     command = [sys.executable, "-m", "hasten", "run", "--plan", str(plan), LOOP, "--", "--epochs", "3", "--seed", "1"]
