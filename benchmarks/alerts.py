@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,8 @@ EXPECTED = {
 """Fault -> rules of which one must fire."""
 LEAST_FRAC = next(rule.change for rule in load_rules()[0] if rule.name == "slower")
 """A fault that is to make steps slower does no harm below this."""
+LIMITS = (0.06, 0.08, 0.10, 0.12, 0.14)
+"""Limits of the rule `slower` that are compared."""
 
 
 def main(arguments: list[str]) -> None:
@@ -100,14 +103,15 @@ def run_once(job: str, fault: str, number: int) -> Row:
     }
 
 
-def judged(row: Row) -> Row:
-    """Replay the windows of a run through the built-in rules, and return what fired and how soon.
+def judged(row: Row, limit: float = LEAST_FRAC) -> Row:
+    """Replay the windows of a run through the built-in rules, with a limit of `slower`. Return what fired and how soon.
 
     A fault is masked if its alert was firing already: then it cannot be found. If it is to make steps slower, the row says
     by how much it did.
     """
     windows = _windows(row)
-    alerts = Alerts([rule.by_guards() for rule in load_rules()[0]])
+    rules = [replace(rule, change=limit) if rule.name == "slower" else rule for rule in load_rules()[0]]
+    alerts = Alerts([rule.by_guards() for rule in rules])
     began = perf_counter()
     changes = [(place, alert) for place, window in enumerate(windows) for alert in alerts.judge(window)]
     seconds = perf_counter() - began
@@ -173,7 +177,20 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "false_alarms": false,
         "false_alarms_per_1000": 1000 * len(false) / undisturbed if undisturbed else None,
         "median_judging_frac": median(result["cost_frac"] for result in results) if results else None,
+        "limits": [of_limit(rows, limit) for limit in LIMITS],
         "results": results,
+    }
+
+
+def of_limit(rows: Sequence[Row], limit: float) -> dict[str, Any]:
+    """Return the rate of false alarms with a limit of `slower`, and the delays of 15 % longer steps (None if missed)."""
+    results = [judged(row, limit) for row in rows]
+    undisturbed = sum(result["undisturbed_windows"] for result in results)
+    false = sum(len(result["false_alarms"]) for result in results)
+    return {
+        "limit": limit,
+        "false_alarms_per_1000": 1000 * false / undisturbed if undisturbed else None,
+        "delays_windows": [result["delay_windows"] for result in results if result["fault"] == "sleep_15"],
     }
 
 

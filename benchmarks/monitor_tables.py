@@ -68,6 +68,21 @@ def alerts_table(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", words])
 
 
+def limits_table(found: Mapping[str, Any]) -> str:
+    """Return what other limits of the rule `slower` would have found in the recorded runs."""
+    result = found.get("alerts")
+    if result is None:
+        return NOT_YET.format("python -m benchmarks alerts")
+    lines = [
+        "| steps take longer by | false alarms in 1,000 windows | windows until 15 % longer steps are found, by run |",
+        "|---|---|---|",
+    ]
+    for row in result["limits"]:
+        delays = ", ".join("missed" if delay is None else str(delay) for delay in row["delays_windows"])
+        lines.append(f"| {row['limit']:.0%} | {row['false_alarms_per_1000']:.1f} | {delays} |")
+    return "\n".join(lines)
+
+
 def check_table(found: Mapping[str, Any]) -> str:
     """Return how often `hasten check` gives each verdict on commits whose slowdown is known."""
     result = found.get("check")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hasten
-from benchmarks.alerts import EXPECTED, judged, summarize
+from benchmarks.alerts import EXPECTED, judged, of_limit, summarize
 from benchmarks.jobs.faulty import FAULTS, Fault, LoaderBoundJob, faulty
 from hasten.monitor.alerts.rule import load_rules
 from hasten.monitor.window import Mark
@@ -35,7 +35,7 @@ def test_delays_misses_and_false_alarms_are_counted() -> None:
     assert (judged(already)["delay_windows"], judged(already)["masked"]) == (None, True)
     result = summarize([row("sleep_15", 1.15), row("sleep_15", 1.02), row("none", 1.2)])
     outcomes = result["faults"]["text_sleep_15"]
-    assert (outcomes["missed"], outcomes["masked"], outcomes["harmless"]) == (0, 0, 1)  # 2 % longer is below the rule's 8 %
+    assert (outcomes["missed"], outcomes["masked"], outcomes["harmless"]) == (0, 0, 1)  # 2 % longer is below the rule's 10 %
     ended = row("sleep_15", 1.15)
     ended["windows"] = ended["windows"][:30]
     assert summarize([ended])["faults"]["text_sleep_15"]["missed"] == 1
@@ -48,6 +48,11 @@ def test_delays_misses_and_false_alarms_are_counted() -> None:
     assert result["faults"]["text_sleep_15"]["median_delay_windows"] == 3
     assert result["undisturbed_windows"] == 20 + 20 + 30
     assert result["false_alarms_per_1000"] == pytest.approx(1000 / 70)
+    limits = {limit["limit"]: limit for limit in result["limits"]}
+    assert (limits[0.06]["delays_windows"], limits[0.14]["delays_windows"]) == ([3], [3])
+    low, high = (of_limit([row("sleep_15", 1.15), row("none", 1.07, slow_before=5)], limit) for limit in (0.06, 0.2))
+    assert (low["false_alarms_per_1000"], low["delays_windows"]) == (pytest.approx(1000 * 2 / 50), [3])
+    assert (high["false_alarms_per_1000"], high["delays_windows"]) == (0.0, [None])
 
 
 def test_every_fault_has_rules_that_must_find_it() -> None:
