@@ -63,7 +63,7 @@ def alerts_table(found: Mapping[str, Any]) -> str:
     words = (
         f"Windows without a fault, after the calibration: {result['undisturbed_windows']:,}. False alarms: "
         f"{len(result['false_alarms'])}, or {result['false_alarms_per_1000']:.1f} in 1,000 windows. Judging takes "
-        f"{result['median_judging_frac']:.3%} of a window's time. Measured on {machines(result['rows'])}."
+        f"{100 * result['median_judging_frac']:.3f} % of a window's time. Measured on {machines(result['rows'])}."
     )
     return "\n".join([*lines, "", words])
 
@@ -79,7 +79,7 @@ def limits_table(found: Mapping[str, Any]) -> str:
     ]
     for row in result["limits"]:
         delays = ", ".join("missed" if delay is None else str(delay) for delay in row["delays_windows"])
-        lines.append(f"| {row['limit']:.0%} | {row['false_alarms_per_1000']:.1f} | {delays} |")
+        lines.append(f"| {100 * row['limit']:.0f} % | {row['false_alarms_per_1000']:.1f} | {delays} |")
     return "\n".join(lines)
 
 
