@@ -44,11 +44,11 @@ class SteadyJob(hasten.Job):
 
 
 class Drag:
-    """Inject a slowdown: make each update longer by a fraction of the usual time, by spinning.
+    """Inject a slowdown: make each update longer by a fraction of its time, by spinning.
 
-    The thread's CPU time is used, since a suspended process waits for no update. The lower quartile of the last updates is
-    taken as the usual time: turns have only two or three updates, and the first of each includes reading a command and the
-    machine's accounting, which belong to no update.
+    The thread's CPU time is used, since a suspended process waits for no update. An update that takes far longer than the
+    lower quartile of the last ones counts as that quartile: a turn may have two updates only, and the first includes reading
+    a command and the machine's accounting, which belong to no update.
     """
 
     def __init__(self, frac: float) -> None:
@@ -56,10 +56,11 @@ class Drag:
         self.lately: deque[float] = deque(maxlen=31)
 
     def __call__(self, *_: Any) -> None:
-        """Spin for the fraction of the usual time between two calls."""
-        self.lately.append(thread_time() - self.last)
+        """Spin for the fraction of the time since the last call."""
+        spent = thread_time() - self.last
+        self.lately.append(spent)
         usual = sorted(self.lately)[len(self.lately) // 4]
-        until = perf_counter() + usual * self.frac
+        until = perf_counter() + self.frac * (spent if spent < 1.7 * usual else usual)
         while perf_counter() < until:
             continue
         self.last = thread_time()

@@ -44,7 +44,7 @@ def session(factor: float, *, pairs: int = 5, noise: float = 0.002) -> Compariso
         comparison.samples += [sample("A", pair, 1.0 / wave), sample("B", pair, factor * wave)]
         for arm in "AB":
             comparison.metrics[arm].append({})
-    read_look(comparison, 0, 0.03)
+    read_look(comparison, 0.03)
     return comparison
 
 

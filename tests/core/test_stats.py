@@ -153,11 +153,11 @@ def test_swapping_the_arms_swaps_the_verdict(pairs: list[tuple[float, float, flo
 
 def test_the_looks_share_alpha() -> None:
     assert LOOKS == (5, 7, 10)
-    spent = sum(1.0 - look_confidence(index, alpha=0.05) for index in range(len(LOOKS)))
-    assert spent == pytest.approx(0.05)
-    for index in (-1, len(LOOKS)):
-        with pytest.raises(ValueError, match="look_index"):
-            look_confidence(index)
+    for looks in (1, 3, 5):
+        assert looks * (1.0 - look_confidence(looks, alpha=0.05)) == pytest.approx(0.05)
+    assert look_confidence() == look_confidence(len(LOOKS))
+    with pytest.raises(ValueError, match="at least one look"):
+        look_confidence(0)
 
 
 def test_a_quiet_machine_keeps_the_least_floor_and_a_noisy_one_raises_it() -> None:
@@ -284,8 +284,8 @@ def sequential_verdict(base_s: Times, candidate_s: Times, floor_frac: float, *, 
     If not `careful`, there is no floor and alpha is not split.
     """
     verdict = Verdict.UNDECIDED
-    for index, pairs in enumerate(LOOKS):
-        confidence = look_confidence(index) if careful else 0.95
+    for pairs in LOOKS:
+        confidence = look_confidence() if careful else 0.95
         interval = paired_interval(base_s[:pairs].tolist(), candidate_s[:pairs].tolist(), confidence)
         verdict = judge(interval, floor_frac if careful else 0.0)
         if verdict is not Verdict.UNDECIDED:

@@ -77,7 +77,7 @@ def play(harm: dict[str, float], seen: list[tuple[Plan, float]]) -> Any:
             found.samples += [sample("A", pair, 2.0 + 0.001 * pair), sample("B", pair, 1.0)]
             found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
             found.metrics["B"].append({"loss": 1.0 + sum(harm.get(name, 0.0) for name in plan.names)})
-        read_look(found, 0, 0.03)
+        read_look(found, 0.03)
         return found
 
     return compare
@@ -170,7 +170,7 @@ def test_event_techniques_survive_a_proof_by_update_time(tmp_path: Path, ratio: 
         found.samples += [sample("A", pair, ratio * (1.0 + 0.001 * pair)), sample("B", pair, 1.0)]
         found.metrics["A"].append({"loss": 1.0 + 0.001 * pair})
         found.metrics["B"].append({"loss": 1.0 + harm})
-    read_look(found, 0, 0.03)
+    read_look(found, 0.03)
     proof._adopt(proof.record.applied_plan(), with_peaks(found, baseline=100, tuned=100), held_out_verdict(found, QUALITY))
     assert sorted(proof.record.applied_plan().names) == kept
     assert proof.record.proved == bool(kept)
@@ -190,7 +190,7 @@ def test_a_plan_for_events_needs_updates_that_are_not_slower_and_a_goal_of_time(
         found.samples += [sample("A", pair, 1.0 + spread * (pair % 2)), sample("B", pair, 1.0 + spread * ((pair + 1) % 2))]
         found.metrics["A"].append({"loss": 1.0})
         found.metrics["B"].append({"loss": 1.0})
-    read_look(found, 0, 0.03)
+    read_look(found, 0.03)
     proof._adopt(proof.record.applied_plan(), with_peaks(found, baseline=100, tuned=100), held_out_verdict(found, QUALITY))
     assert proof.record.proved == proved
     proof.record.save()

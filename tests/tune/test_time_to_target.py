@@ -48,7 +48,7 @@ def compared(pairs: Sequence[tuple[Curve, Curve]], quality: Quality = LOSS, **ba
             WholeRun(arm="A", pair=pair, curve=first, items=10, **base),
             WholeRun(arm="B", pair=pair, curve=second, items=10, **base),
         )
-    read_look(found, 0, (len(pairs),))
+    read_look(found, (len(pairs),))
     return found
 
 
@@ -175,7 +175,7 @@ def test_the_lower_end_must_be_above_the_noise_floor() -> None:
     found = TargetComparison(quality=LOSS, floor=Floor(0.49, "a shaky machine"))
     for pair, (first, second) in enumerate(jittered(1.5)):
         found.add(WholeRun(arm="A", pair=pair, curve=first, items=1), WholeRun(arm="B", pair=pair, curve=second, items=1))
-    read_look(found, 0)
+    read_look(found)
     assert found.interval is not None
     assert found.interval.ratio > 1.49 > found.interval.low
     assert found.verdict is Verdict.UNDECIDED
@@ -213,7 +213,7 @@ def test_it_is_read_at_the_confidence_of_its_looks() -> None:
     found = compared(jittered(2.0))
     assert found.interval is not None
     assert found.interval.confidence == pytest.approx(0.975)
-    read_look(found, 0, LOOKS)
+    read_look(found, LOOKS)
     assert found.interval.confidence == pytest.approx(1 - 0.025 / 3)
 
 

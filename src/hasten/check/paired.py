@@ -50,6 +50,8 @@ PROFILE_FRAC, MIN_PROFILE_S, MAX_PROFILE_S = 0.002, 0.2, 1.0
 """Length of each measured run of a profile: share of the budget, and its limits in seconds."""
 FIRST_FRAC = 0.55
 """Share of the budget for the first session. The rest may be needed to confirm it."""
+SESSION_LOOKS = (5, 7, 10, 14, 20)
+"""Numbers of pairs at which a session may end. A noisy machine needs more than a tuning would spend on one comparison."""
 SESSION_SEEDS = 1000
 """Distance between the seeds of two sessions."""
 EMPTY = Plan()
@@ -153,6 +155,7 @@ def design_of(prepared: Mapping[str, Prepared], options: Options, deadline: floa
         quality=Quality(metric=TRAINING_LOSS, margin=math.inf) if of_script else quality,
         max_batches=base.max_batches,
         deadline=deadline,
+        looks=SESSION_LOOKS,
         min_floor_frac=options.floor_frac,
         turns=min(turns_that_fit(arm.facts) for arm in prepared.values()),
     )

@@ -157,18 +157,18 @@ def judge(interval: Interval, floor_frac: float) -> Verdict:
     return Verdict.UNDECIDED
 
 
-def look_confidence(look_index: int, alpha: float = ALPHA) -> float:
-    """Return the confidence of the interval read at one of the `LOOKS`.
+def look_confidence(looks: int = len(LOOKS), alpha: float = ALPHA) -> float:
+    """Return the confidence of each interval of a comparison with this number of looks.
 
     Each look is another chance of error, so `alpha` is split evenly over the looks (Bonferroni). All intervals together are
     correct with probability at least `1 - alpha`, at whichever look the comparison stops.
 
     Raises:
-        ValueError: The index is out of range.
+        ValueError: There is no look.
     """
-    if not 0 <= look_index < len(LOOKS):
-        raise ValueError(f"There are {len(LOOKS)} looks, numbered from 0: look_index cannot be {look_index}.")
-    return 1.0 - alpha / len(LOOKS)
+    if looks < 1:
+        raise ValueError(f"A comparison needs at least one look, not {looks}.")
+    return 1.0 - alpha / looks
 
 
 def aa_floor_frac(base_s: Sequence[float], candidate_s: Sequence[float], *, minimum: float = MIN_FLOOR_FRAC) -> Floor:

@@ -17,7 +17,6 @@ from hasten.core.errors import TrialError
 from hasten.core.job import Quality
 from hasten.core.plan import Plan
 from hasten.core.stats import (
-    ALPHA,
     LOOKS,
     MIN_FLOOR_FRAC,
     Floor,
@@ -109,15 +108,14 @@ def interval_fields(interval: Interval | None) -> dict[str, Any]:
     return {name: getattr(interval, name) for name in ("ratio", "low", "high", "pairs", "confidence")}
 
 
-def read_look(comparison: Comparison, look: int, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:
-    """Read the verdict at a look: interval, noise floor, one of four outcomes."""
+def read_look(comparison: Comparison, min_floor_frac: float, looks: Sequence[int] = LOOKS) -> None:
+    """Read the verdict at one of the `looks`: interval, noise floor, one of four outcomes."""
     base, candidate = comparison.times("A"), comparison.times("B")
     if len(base) < min(MIN_CLEAN_PAIRS, looks[0]):
         cause = NEIGHBOUR if any(sample.spoilt for sample in comparison.samples) else "the time ran out"
         comparison.why = f"only {len(base)} clean pairs: {cause}"
         return
-    alpha = ALPHA * len(LOOKS) / len(looks)
-    comparison.interval = paired_interval(base, candidate, look_confidence(look, alpha))
+    comparison.interval = paired_interval(base, candidate, look_confidence(len(looks)))
     comparison.floor = aa_floor_frac(base, candidate, minimum=min_floor_frac)
     comparison.verdict = judge(comparison.interval, comparison.floor.frac)
     wide = f"the interval {comparison.interval.low:.3f} to {comparison.interval.high:.3f} allows more than one verdict"
@@ -151,7 +149,7 @@ def compare(
     order = random.Random(f"hasten-{design.seed}")  # noqa: S311  the order of an experiment, not a secret
     base_first = order.random() < 0.5
     plans = {"A": (setting, base), "B": (candidate_setting or setting, candidate)}
-    for look, wanted in enumerate(design.looks):
+    for wanted in design.looks:
         pair = len(comparison.metrics["A"])
         while pair < wanted:
             arms = "AB" if base_first == (pair % 2 == 0) else "BA"
@@ -160,9 +158,9 @@ def compare(
             pair += 1
             design = shortened(design, taken, design.looks[0] - pair)
             if design.deadline is not None and monotonic() + taken.seconds_of(design.updates) > design.deadline:
-                read_look(comparison, look, design.min_floor_frac, design.looks)
+                read_look(comparison, design.min_floor_frac, design.looks)
                 return comparison
-        read_look(comparison, look, design.min_floor_frac, design.looks)
+        read_look(comparison, design.min_floor_frac, design.looks)
         if comparison.verdict is not Verdict.UNDECIDED and _quality_is_clear(comparison, design.quality):
             break
     return comparison

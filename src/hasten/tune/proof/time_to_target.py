@@ -29,7 +29,6 @@ from typing import Any, Literal
 
 from hasten.core.job import Quality
 from hasten.core.stats import (
-    ALPHA,
     LOOKS,
     Floor,
     Interval,
@@ -249,8 +248,8 @@ def judge_ends(comparison: TargetComparison) -> NonInferiority:
     return non_inferior(comparison.ends("A"), comparison.ends("B"), direction=quality.direction, margin=quality.margin)
 
 
-def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LOOKS) -> None:
-    """Read the verdict at a look: interval, missed targets, metric at the end."""
+def read_look(comparison: TargetComparison, looks: Sequence[int] = LOOKS) -> None:
+    """Read the verdict at one of the `looks`: interval, missed targets, metric at the end."""
     comparison.held_out = judge_ends(comparison)
     base, candidate = comparison.times("A"), comparison.times("B")
     if not all(math.isfinite(target) for target in comparison.targets):
@@ -265,7 +264,7 @@ def read_look(comparison: TargetComparison, look: int, looks: Sequence[int] = LO
             f"only {len(base)} clean pairs: {'other processes kept using the machine' if spoilt else 'the time ran out'}"
         )
         return
-    comparison.interval = paired_interval(base, candidate, look_confidence(look, ALPHA * len(LOOKS) / len(looks)))
+    comparison.interval = paired_interval(base, candidate, look_confidence(len(looks)))
     comparison.verdict, comparison.why = _judged(comparison, comparison.interval, comparison.held_out)
 
 

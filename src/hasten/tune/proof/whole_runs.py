@@ -86,7 +86,7 @@ def compare_to_target(
     comparison = TargetComparison(quality=design.quality, floor=design.floor)
     base_first = random.Random(f"hasten-target-{design.seed}").random() < 0.5  # noqa: S311  an order, not a secret
     plans: dict[Arm, Plan] = {"A": base, "B": candidate}
-    for look, wanted in enumerate(design.looks):
+    for wanted in design.looks:
         while comparison.pairs < wanted:
             started = monotonic()
             arms: tuple[Arm, Arm] = ("A", "B") if base_first == (comparison.pairs % 2 == 0) else ("B", "A")
@@ -95,9 +95,9 @@ def compare_to_target(
             on_pair(comparison)
             late = design.deadline is not None and 2 * monotonic() - started > design.deadline
             if comparison.hopeless or late:
-                read_look(comparison, look, design.looks)
+                read_look(comparison, design.looks)
                 return comparison
-        read_look(comparison, look, design.looks)
+        read_look(comparison, design.looks)
         if comparison.verdict is not Verdict.UNDECIDED:
             break
     return comparison
