@@ -104,12 +104,14 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the rates of the verdicts of one kind of commits."""
     verdicts = {name: sum(row["verdict"] == name for row in rows) for name in (*map(str, Verdict), "failed")}
     false = verdicts["faster"] + verdicts["slower"]
+    longer = [1.0 / row["ratio"] - 1.0 for row in rows if row.get("ratio")]
     return {
         "checks": len(rows),
         "verdicts": verdicts,
         "changed_frac": false / len(rows) if rows else None,
         "slower_frac": verdicts["slower"] / len(rows) if rows else None,
         "not_recurred": sum(len(row.get("sessions", ())) > 1 and row["verdict"] == "undecided" for row in rows),
+        "median_longer_frac": median(longer) if longer else None,
         "median_seconds": median(row["seconds"] for row in rows) if rows else None,
     }
 

@@ -89,11 +89,14 @@ def check_table(found: Mapping[str, Any]) -> str:
     if result is None:
         return NOT_YET.format("python -m benchmarks check")
     verdicts = ("faster", "same", "slower", "undecided", "failed")
-    lines = [f"| the commit | checks | {' | '.join(verdicts)} | median time |", "|---" * (len(verdicts) + 3) + "|"]
+    heads = ("updates", "checks", *verdicts, "measured, median", "median time")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, kind in result["kinds"].items():
-        words = "changes nothing" if name == "aa" else f"takes {name.split('_')[1]} % longer"
+        words = "unchanged" if name == "aa" else f"{name.split('_')[1]} % longer"
         counts = " | ".join(str(kind["verdicts"][verdict]) for verdict in verdicts)
-        lines.append(f"| {words} | {kind['checks']} | {counts} | {kind['median_seconds']:.0f} s |")
+        longer = kind["median_longer_frac"]
+        measured = "nothing" if longer is None else f"{100 * longer:+.1f} %"
+        lines.append(f"| {words} | {kind['checks']} | {counts} | {measured} | {kind['median_seconds']:.0f} s |")
     return "\n".join([*lines, "", f"Measured on {machines(result['rows'])}."])
 
 

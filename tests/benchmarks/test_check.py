@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import check, record
 from benchmarks.groundtruth import kept
+from benchmarks.monitor_tables import check_table
 from hasten.check.check import CheckRequest
 from hasten.check.repository import Repository
 from hasten.core.errors import TrialError
@@ -44,7 +45,14 @@ def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.Monke
             taken.append((frac, -1))
             raise KeyboardInterrupt
         taken.append((frac, number))
-        return {"injected_frac": frac, "number": number, "verdict": verdicts[frac][number], "headline": "", "seconds": 1.0}
+        return {
+            "injected_frac": frac,
+            "number": number,
+            "verdict": verdicts[frac][number],
+            "headline": "",
+            "seconds": 1.0,
+            "ratio": 1.0 / (1.0 + frac),
+        }
 
     monkeypatch.setattr(check, "check_once", check_once)
     for module in (record, kept):
@@ -57,5 +65,7 @@ def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.Monke
     assert written["kinds"]["aa"]["changed_frac"] == 0.5
     assert written["kinds"]["plus_10_percent"]["slower_frac"] == 0.5
     assert written["kinds"]["plus_10_percent"]["verdicts"]["failed"] == 1
+    assert [kind["median_longer_frac"] for kind in written["kinds"].values()] == pytest.approx([0.0, 0.1])
     assert len(written["rows"]) == 8
+    assert "| 10 % longer | 4 | 0 | 0 | 2 | 1 | 1 | +10.0 % | 1 s |" in check_table({"check": written})
     assert Verdict.SLOWER in written["kinds"]["aa"]["verdicts"]
