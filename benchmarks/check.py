@@ -63,6 +63,7 @@ def run_checks(count: int | None, budget_s: float, slowdowns: tuple[float, ...] 
                 row = check_once(frac, number, budget_s)
                 kept.put(name, "check", row)
                 print(_line(row), flush=True)
+    kept.save()
     return kept.path
 
 
