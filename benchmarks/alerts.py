@@ -169,13 +169,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             "delays_windows": delays,
             "median_delay_windows": median(delays) if delays else None,
         }
-    undisturbed = sum(result["undisturbed_windows"] for result in results)
-    false = [rule for result in results for rule in result["false_alarms"]]
     return {
         "faults": faults,
-        "undisturbed_windows": undisturbed,
-        "false_alarms": false,
-        "false_alarms_per_1000": 1000 * len(false) / undisturbed if undisturbed else None,
+        **_false_alarms(results),
         "median_judging_frac": median(result["cost_frac"] for result in results) if results else None,
         "limits": [of_limit(rows, limit) for limit in LIMITS],
         "results": results,
@@ -185,12 +181,17 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 def of_limit(rows: Sequence[Row], limit: float) -> dict[str, Any]:
     """Return the rate of false alarms with a limit of `slower`, and the delays of 15 % longer steps (None if missed)."""
     results = [judged(row, limit) for row in rows]
+    delays = [result["delay_windows"] for result in results if result["fault"] == "sleep_15"]
+    return {"limit": limit, **_false_alarms(results), "delays_windows": delays}
+
+
+def _false_alarms(results: Sequence[Row]) -> dict[str, Any]:
     undisturbed = sum(result["undisturbed_windows"] for result in results)
-    false = sum(len(result["false_alarms"]) for result in results)
+    false = [rule for result in results for rule in result["false_alarms"]]
     return {
-        "limit": limit,
-        "false_alarms_per_1000": 1000 * false / undisturbed if undisturbed else None,
-        "delays_windows": [result["delay_windows"] for result in results if result["fault"] == "sleep_15"],
+        "undisturbed_windows": undisturbed,
+        "false_alarms": false,
+        "false_alarms_per_1000": 1000 * len(false) / undisturbed if undisturbed else None,
     }
 
 
