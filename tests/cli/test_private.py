@@ -17,11 +17,11 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "private-data.md").read
 
 @pytest.fixture
 def talks(tmp_path: Path) -> Path:
-    """Return a folder with conversations of anna and otto."""
+    """Return a folder with conversations of anna, otto, and so many others that a secret key always holds some out."""
     with (tmp_path / "talks.jsonl").open("w") as file:
-        for number in range(60):
+        for number in range(600):
             messages = [{"role": "user", "content": "call 555-010-9988"}, {"role": "assistant", "content": f"yes {number}"}]
-            person = ["anna", "otto", *map(str, range(28))][number % 30]
+            person = ["anna", "otto", *map(str, range(298))][number % 300]
             file.write(json.dumps({"id": number, "messages": messages, "metadata": {"persona_id": person}}) + "\n")
     return tmp_path
 
@@ -33,7 +33,7 @@ def test_the_guide_runs(talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         done = called(*command.split()[1:], cwd=talks)
         assert done.returncode == 0, done.stderr
     (head,) = re.findall("[0-9a-f]{64}", done.stdout)
-    assert "30 persons with a key, 0 erased. Audit log: intact" in done.stdout
+    assert "300 persons with a key, 0 erased. Audit log: intact" in done.stdout
     monkeypatch.chdir(talks)
     names: dict[str, Any] = {}
     exec(blocks[1][1], names)  # noqa: S102  our own page
@@ -42,7 +42,7 @@ def test_the_guide_runs(talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     person, command = blocks[2][1].strip().removeprefix("echo ").split(" | ")
     monkeypatch.setattr("sys.stdin", io.StringIO(person + "\n"))
     done = called(*command.split()[1:], "--head", head, cwd=talks)
-    assert "29 persons with a key, 1 erased" in done.stdout, done.stderr
+    assert "299 persons with a key, 1 erased" in done.stdout, done.stderr
     assert [row is None for row in names["plan"].open(names["Store"]("talks"), role="owner").take(range(3))["contents"]] == [
         True, False, False,
     ]  # fmt: skip

@@ -45,11 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     records = list(conversations(DrawnTalks(count=80, seed=1)))
     for number, record in enumerate(records):
         record["messages"][0]["content"] += f" {SECRET.decode()}{number}"
+        record["metadata"]["persona_id"] = f"person-{number:05d}"  # many, since a secret key draws who is held out
         record["metadata"]["voice_signature"] = f"{number % 6}_{names[number % 3]}_{number % 6}.wav"
     source = path / "talks.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     plan = PrivatePlan.create(path / "plan")
-    settings: dict[str, Any] = {"num_tokens": 300, "valid_frac": 0.2, "conversion": {"processes": 1}}
+    settings: dict[str, Any] = {"num_tokens": 300, "valid_frac": 0.3, "conversion": {"processes": 1}}
     prepare(source, path / "prepared", private=plan, voices=path / "voices", **settings)
     return Made(path / "prepared", plan, [record["metadata"]["persona_id"] for record in records])
 
@@ -97,7 +98,7 @@ def test_gates_read_what_the_roles_may_and_refuse_too_few_recordings(made: Made)
     with pytest.raises(JobError, match=r"voice consistency, .* are too few to decide; give at least 20"):
         job_of(DialogueJob, made).checks()
     rows = held_out(job_of(DialogueJob, made))
-    assert sum(map(len, rows.values())) > 5
+    assert sum(map(len, rows.values())) > 2
     voices = _voices(job_of(DialogueJob, made))
     assert len(voices) == len({made.plan.vault().name_of(person) for person in made.persons} & voices.keys()) > 10
     assert all(some.shape[1] == 64 for some in voices.values())

@@ -122,8 +122,8 @@ class Work:
 def work(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Work:
     (tmp_path / "work").mkdir()
     (tmp_path / "source").mkdir()
-    people = [*(f"{PLANTED['person']}-{number}" for number in range(20))]
-    good = [talk(number, people[number % 20]) for number in range(400)]
+    people = [*(f"{PLANTED['person']}-{number}" for number in range(100))]
+    good = [talk(number, people[number % 100]) for number in range(400)]
     (tmp_path / "source" / "good.jsonl").write_text("".join(good))
     bad = [line + "\n" for line, _, _ in BAD.values()] + [talk(500, people[0], metadata={"voice_signature": WORD})]
     (tmp_path / "source" / "mixed.jsonl").write_text("".join([*good, *bad]), encoding="utf-8")

@@ -211,7 +211,7 @@ def test_voice_consistency_is_judged_by_speaker() -> None:
 
 
 def test_encrypted_conversations_are_read_with_their_plan_only(tmp_path: Path) -> None:
-    write(tmp_path / "source", 150, 3, lambda: None)
+    write(tmp_path / "source", 450, 3, lambda: None)
     plan = PrivatePlan.create(tmp_path / "plan")
     settings: dict[str, Any] = {"num_tokens": 300, "valid_frac": 0.2, "conversion": {"processes": 1}}
     prepare(tmp_path / "source", tmp_path / "prepared", private=plan, **settings)
@@ -223,6 +223,6 @@ def test_encrypted_conversations_are_read_with_their_plan_only(tmp_path: Path) -
     store = next(iter(open_stages(tmp_path / "prepared" / VALID).values()))
     name = store.take([0], ["persona_id"])["persona_id"].to_pylist()[0]
     vault = plan.vault()
-    assert vault.erase(next(f"person-{n:05d}" for n in range(50) if vault.name_of(f"person-{n:05d}") == name))
+    assert vault.erase(next(f"person-{n:05d}" for n in range(150) if vault.name_of(f"person-{n:05d}") == name))
     left = [row for some in held_out(tmp_path / "prepared", private=plan).values() for row in some]
     assert 0 < len(left) < len(rows)
