@@ -91,13 +91,27 @@ def check_table(found: Mapping[str, Any]) -> str:
     verdicts = ("faster", "same", "slower", "undecided", "failed")
     heads = ("updates", "checks", *verdicts, "measured, median", "median time")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, kind in result["kinds"].items():
+    for name, kind in kinds_of_checks(result):
         words = "unchanged" if name == "aa" else f"{name.split('_')[1]} % longer"
         counts = " | ".join(str(kind["verdicts"][verdict]) for verdict in verdicts)
         longer = kind["median_longer_frac"]
         measured = "nothing" if longer is None else f"{100 * longer:+.1f} %"
         lines.append(f"| {words} | {kind['checks']} | {counts} | {measured} | {kind['median_seconds']:.0f} s |")
     return "\n".join([*lines, "", f"Measured on {machines(result['rows'])}."])
+
+
+def check_words(result: Mapping[str, Any]) -> str:
+    """Return how many changes `hasten check` called slower, of each slowdown."""
+    return "; ".join(
+        f"{kind['verdicts']['slower']} of {kind['checks']} "
+        + ("unchanged commits called slower" if name == "aa" else f"commits found that are {name.split('_')[1]} % slower")
+        for name, kind in kinds_of_checks(result)
+    )
+
+
+def kinds_of_checks(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the checks of each slowdown, the smallest first: `aa`, `plus_5_percent`, `plus_10_percent`."""
+    return sorted(result["kinds"].items(), key=lambda kind: 0 if kind[0] == "aa" else int(kind[0].split("_")[1]))
 
 
 def _delays(runs: dict[str, Any] | None) -> str:

@@ -143,6 +143,8 @@ def _honesty(found: Found) -> list[Line]:
         tried = {name.split("_")[1]: row for name, row in power.items() if name.startswith("plus_")}
         words = "; ".join(f"+{percent} % found in {row['found']} of {row['comparisons']}" for percent, row in tried.items())
         rows.append(("power: injected slowdowns", words, power))
+    if checks := found.get("check"):
+        rows.append(("`hasten check` of commits whose slowdown is known", monitor_tables.check_words(checks), checks))
     if cost := found.get("own_cost"):
         words = "; ".join(_cost(cost[name]) for name in ("text", "tiny"))
         rows.append(("cost of profiling", words, cost))
