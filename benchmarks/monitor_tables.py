@@ -91,8 +91,8 @@ def check_table(found: Mapping[str, Any]) -> str:
     verdicts = ("faster", "same", "slower", "undecided", "failed")
     heads = ("updates", "checks", *verdicts, "measured, median", "median time")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for name, kind in kinds_of_checks(result):
-        words = "unchanged" if name == "aa" else f"{name.split('_')[1]} % longer"
+    for percent, kind in _by_slowdown(result):
+        words = f"{percent} % longer" if percent else "unchanged"
         counts = " | ".join(str(kind["verdicts"][verdict]) for verdict in verdicts)
         longer = kind["median_longer_frac"]
         measured = "nothing" if longer is None else f"{100 * longer:+.1f} %"
@@ -101,17 +101,21 @@ def check_table(found: Mapping[str, Any]) -> str:
 
 
 def check_words(result: Mapping[str, Any]) -> str:
-    """Return how many changes `hasten check` called slower, of each slowdown."""
-    return "; ".join(
-        f"{kind['verdicts']['slower']} of {kind['checks']} "
-        + ("unchanged commits called slower" if name == "aa" else f"commits found that are {name.split('_')[1]} % slower")
-        for name, kind in kinds_of_checks(result)
-    )
+    """Return the false verdicts of `hasten check` on unchanged commits, and how many slower ones it found."""
+    words: list[str] = []
+    for percent, kind in _by_slowdown(result):
+        if percent:
+            words.append(f"slower by {percent} %: {kind['verdicts']['slower']} of {kind['checks']} found")
+        else:
+            false = kind["verdicts"]["faster"] + kind["verdicts"]["slower"]
+            words.append(f"{false} false verdicts on {kind['checks']} unchanged ones")
+    return "; ".join(words)
 
 
-def kinds_of_checks(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the checks of each slowdown, the smallest first: `aa`, `plus_5_percent`, `plus_10_percent`."""
-    return sorted(result["kinds"].items(), key=lambda kind: 0 if kind[0] == "aa" else int(kind[0].split("_")[1]))
+def _by_slowdown(result: Mapping[str, Any]) -> list[tuple[int, Any]]:
+    """Return the injected slowdown in percent (0 if nothing was changed) and the rates of each kind, the smallest first."""
+    kinds = result["kinds"].items()
+    return sorted(((0 if name == "aa" else int(name.split("_")[1]), kind) for name, kind in kinds), key=lambda one: one[0])
 
 
 def _delays(runs: dict[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import check, record
 from benchmarks.groundtruth import kept
-from benchmarks.monitor_tables import check_table
+from benchmarks.monitor_tables import check_table, check_words
 from hasten.check.check import CheckRequest
 from hasten.check.repository import Repository
 from hasten.core.errors import TrialError
@@ -68,4 +68,5 @@ def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.Monke
     assert [kind["median_longer_frac"] for kind in written["kinds"].values()] == pytest.approx([0.0, 0.1])
     assert len(written["rows"]) == 8
     assert "| 10 % longer | 4 | 0 | 0 | 2 | 1 | 1 | +10.0 % | 1 s |" in check_table({"check": written})
+    assert check_words(written) == "2 false verdicts on 4 unchanged ones; slower by 10 %: 2 of 4 found"
     assert Verdict.SLOWER in written["kinds"]["aa"]["verdicts"]

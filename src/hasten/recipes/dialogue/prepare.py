@@ -123,7 +123,7 @@ def _begin(target: Path) -> Path:
 
 def _check_any(folder: Path, what: str, valid_frac: float) -> None:
     if not folder.exists():
-        raise DataError(f"of so few conversations, none {what} at valid_frac {valid_frac:g}: give more, or another share.")
+        raise DataError(f"of so few conversations, none {what} at valid_frac {valid_frac:g}: give more, or change it.")
 
 
 def _tokenizer(
