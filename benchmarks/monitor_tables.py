@@ -100,6 +100,20 @@ def check_table(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", f"Measured on {machines(result['rows'])}."])
 
 
+def check_example(found: Mapping[str, Any]) -> str:
+    """Return what a recorded check of commits that are 10 % slower printed."""
+    result = found.get("check")
+    if result is None:
+        return NOT_YET.format("python -m benchmarks check")
+    checks = (row["check"] for row in result["rows"])
+    shown = next(check for check in checks if check["injected_frac"] == 0.1 and check["verdict"] == "slower")
+    lines = [f"{shown['candidate']['name']} against {shown['base']['name']}: {shown['method']}"]
+    lines += [shown["phases"]["words"], shown["memory"]["words"]]
+    lines += ["the training losses are bit-equal"] if shown["equal_losses"] else []
+    lines.append(shown["headline"])
+    return "\n".join(["```text", *lines, "```"])
+
+
 def check_words(result: Mapping[str, Any]) -> str:
     """Return the false verdicts of `hasten check` on unchanged commits, and how many slower ones it found."""
     words: list[str] = []

@@ -284,6 +284,7 @@ TABLES: Mapping[str, Callable[[Found], str]] = {
     "size_planned": lambda found: size_tables.planned(found["size"]),
     "alerts_found": monitor_tables.alerts_table,
     "alerts_limits": monitor_tables.limits_table,
+    "check_example": monitor_tables.check_example,
     "check_verdicts": monitor_tables.check_table,
     "metrics": monitor_tables.metrics_table,
     "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks import check, record
 from benchmarks.groundtruth import kept
-from benchmarks.monitor_tables import check_table, check_words
+from benchmarks.monitor_tables import check_example, check_table, check_words
 from hasten.check.check import CheckRequest
 from hasten.check.repository import Repository
+from hasten.check.result import MemoryChange
 from hasten.core.errors import TrialError
 from hasten.core.stats import Verdict
 from tests.check.test_result import result
@@ -70,3 +71,13 @@ def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.Monke
     assert "| 10 % longer | 4 | 0 | 0 | 2 | 1 | 1 | +10.0 % | 1 s |" in check_table({"check": written})
     assert check_words(written) == "2 false verdicts on 4 unchanged ones; slower by 10 %: 2 of 4 found"
     assert Verdict.SLOWER in written["kinds"]["aa"]["verdicts"]
+
+
+def test_the_example_shows_what_a_slower_check_printed() -> None:
+    slower = result(equal_losses=True, memory=MemoryChange(base_bytes=1e9, candidate_bytes=1e9, ratio=1.0, verdict="same"))
+    checks = [
+        {"injected_frac": frac, **found.to_dict()}
+        for frac, found in ((0.2, slower), (0.1, result(Verdict.SAME)), (0.1, slower))
+    ]
+    example = check_example({"check": {"rows": [{"check": row} for row in checks]}})
+    assert example.splitlines()[1:-1] == [*slower.details(), slower.headline]
