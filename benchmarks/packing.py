@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.jobs.dialogues import FOLDER_VARIABLE, conversations_file
+from benchmarks.public_data import CONVERSATIONS, NOT_THERE
 from benchmarks.record import ROOT, record
 from hasten.core.batch import padded_length
 from hasten.core.plan import Plan
@@ -37,10 +37,9 @@ def run_packing(budget_s: float = 180.0) -> Path:
     """Measure both jobs; `budget_s` limits each of the three comparisons of a job."""
     jobs: dict[str, Any] = {}
     for name, target in JOBS.items():
-        if name == "dialogues" and conversations_file() is None:
-            why = f"not measured: {FOLDER_VARIABLE} names no folder with counsel/conversations.jsonl"
-            jobs[name] = {"target": target, "skipped": why}
-            print(f"{name}: {why}", flush=True)
+        if name == "dialogues" and not CONVERSATIONS.is_file():
+            jobs[name] = {"target": target, "skipped": f"not measured: {NOT_THERE}"}
+            print(f"{name}: not measured: {NOT_THERE}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="hasten-") as folder:
             jobs[name] = _measure(name, TrialSetting(target=target, folder=Path(folder)), budget_s)

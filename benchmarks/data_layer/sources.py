@@ -1,7 +1,7 @@
 """Create the data that all systems read, in the format of each system.
 
-Text is made from the words of the counselling dialogues if HASTEN_DATA names their folder, and from Python's own help
-otherwise. Random choices are seeded, so every machine measures the same rows.
+Text is made from the words of the public counselling dialogues if they are there, and from Python's own help otherwise.
+Random choices are seeded, so every machine measures the same rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from benchmarks.data_layer.sizes import PICTURE, TALK_BYTES, WINDOW, Sizes
 from benchmarks.data_layer.system import have
-from benchmarks.jobs.dialogues import conversations_file
+from benchmarks.public_data import CONVERSATIONS
 from hasten.data import StoreWriter
 from hasten.data.pictures import decode
 
@@ -41,9 +41,8 @@ def talks(count: int) -> Iterator[str]:
 
 
 def _words() -> str:
-    path = conversations_file()
-    if path is not None:
-        lines = path.read_text(encoding="utf-8").splitlines()
+    if CONVERSATIONS.is_file():
+        lines = CONVERSATIONS.read_text(encoding="utf-8").splitlines()
         text = " ".join(part["content"] for line in lines for part in json.loads(line)["messages"])
         return text.encode("ascii", "ignore").decode()
     from pydoc_data.topics import topics  # noqa: PLC0415  only where the dialogues are not there

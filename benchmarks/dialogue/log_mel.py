@@ -1,16 +1,14 @@
 """Measure log-mel features against librosa, in turns: spoken digits, and an hour of sound.
 
-The digits are `fsdd/recordings` in the folder named by HASTEN_DATA, else next to the checkout, else generated: 8 kHz and
-about half a second each. They are decoded beforehand. The hour is a FLAC file of generated sound at 16 kHz. Here reading it
-counts, and each way runs in a process of its own, which reports the growth of its peak memory: Hasten reads it in blocks,
-`librosa` at once, and `librosa in pieces` a minute at a time (its features differ where the pieces meet). `one thread` is
-as in a loader's worker.
+The digits are `fsdd/recordings` of the public data if they are there, else generated: 8 kHz and about half a second each.
+They are decoded beforehand. The hour is a FLAC file of generated sound at 16 kHz. Here reading it counts, and each way runs
+in a process of its own, which reports the growth of its peak memory: Hasten reads it in blocks, `librosa` at once, and
+`librosa in pieces` a minute at a time (its features differ where the pieces meet). `one thread` is as in a loader's worker.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -26,12 +24,12 @@ import numpy.typing as npt
 import soundfile
 import torch
 
+from benchmarks.public_data import PUBLIC_DATA
 from benchmarks.record import ROOT
 from benchmarks.turns import goal, in_turns, most_memory, times
 from hasten.recipes.dialogue.voice.features import MelSettings, log_mel, log_mel_of_file, log_mel_pieces
 
-FOLDER_VARIABLE = "HASTEN_DATA"
-FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).resolve().parents[3] / "shared" / "data") / "fsdd"
+FOLDER = PUBLIC_DATA / "fsdd"
 DIGITS, HOUR_S, ROUNDS = 2000, 3600, 5
 SPEECH = MelSettings(rate=8_000, window=256, hop=80, num_mels=40)
 GOAL = 3.0

@@ -2,13 +2,12 @@
 
 All ways train on the same conversations with the same small Llama. `padded` pads to the length of a row, `longest` to the
 longest conversation of the batch. TRL's best-fit packing is trained with positions that begin again in each conversation,
-from which Transformers makes a mask. The public counselling dialogues are used if HASTEN_DATA has them, else generated ones.
+from which Transformers makes a mask. The public counselling dialogues are used if they are there, else generated ones.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.public_data import CONVERSATIONS
 from hasten.data.conversation import ROLES
 from hasten.recipes.dialogue.model import packed_logits, small_model
 from hasten.recipes.dialogue.naive import Piece, padded_batch, padded_losses
@@ -28,8 +28,6 @@ from hasten.recipes.dialogue.synth import DrawnTalks, conversations
 from hasten.recipes.dialogue.tokens import OwnTokens, Turns
 
 TURNS, ROW, COUNT, SEED = 5, 2048, 24, 0
-SHARED = Path(os.environ.get("HASTEN_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
-COUNSEL = SHARED / "counsel" / "conversations.jsonl"
 GOAL, EQUAL = 5.0, 1e-5
 
 
@@ -38,7 +36,7 @@ def run(_found: Mapping[str, Any]) -> dict[str, Any]:
     import datasets  # noqa: PLC0415  of the extra `bench-dialogue`
     from trl.data_utils import pack_dataset  # noqa: PLC0415
 
-    talks = talks_of(COUNSEL) if COUNSEL.exists() else [_turns(record) for record in conversations(DrawnTalks())]
+    talks = talks_of(CONVERSATIONS) if CONVERSATIONS.exists() else [_turns(record) for record in conversations(DrawnTalks())]
     tokens = OwnTokens.train((text for turns in talks for text in turns.contents), num_tokens=8192)
     pieces: list[Piece] = [(made.ids[:ROW], made.mask[:ROW]) for made in tokens.encode(talks)]
     chosen = random.Random(SEED).sample(pieces, COUNT)
@@ -72,7 +70,7 @@ def run(_found: Mapping[str, Any]) -> dict[str, Any]:
     off = max(abs(loss / losses["padded"] - 1) for loss in losses.values())
     sizes = np.array([len(ids) for ids, _ in pieces])
     return {
-        "data": "counsel" if COUNSEL.exists() else "generated",
+        "data": "counsel" if CONVERSATIONS.exists() else "generated",
         "conversations": len(pieces),
         "row": ROW,
         "share_of_padding": {

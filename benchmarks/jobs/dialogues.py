@@ -1,33 +1,24 @@
 """A byte-level GPT on real counselling conversations, padded to the maximum length: short questions, long answers.
 
-The text is read from `counsel/conversations.jsonl` in the folder named by HASTEN_DATA: one JSON object per line, with
-`messages`, each with `role` and `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not included.
+The text is read from `counsel/conversations.jsonl` of the public data: one JSON object per line, with `messages`, each with
+`role` and `content` (2,129 conversations of nbertagnolli/counsel-chat). It is not included.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from benchmarks.public_data import CONVERSATIONS, NOT_THERE
 from examples.text import NOTHING, Batch, ByteGPT, TextJob
 from hasten.core.errors import JobError
 
-FOLDER_VARIABLE = "HASTEN_DATA"
 MAX_LENGTH = 2048  # positions; longer conversations are truncated
 NUM_TRAIN, NUM_HELD_OUT = 320, 40
-
-
-def conversations_file() -> Path | None:
-    """Return the path of the conversations; None if HASTEN_DATA names no folder that contains them."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    path = Path(folder or "", "counsel", "conversations.jsonl")
-    return path if folder and path.is_file() else None
 
 
 def conversations() -> list[bytes]:
@@ -36,13 +27,9 @@ def conversations() -> list[bytes]:
     Raises:
         JobError: The file is missing.
     """
-    path = conversations_file()
-    if path is None:
-        seen = os.environ.get(FOLDER_VARIABLE)
-        raise JobError(
-            f"There is no counsel/conversations.jsonl: set {FOLDER_VARIABLE} (now {seen!r}) to the folder above it."
-        )
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not CONVERSATIONS.is_file():
+        raise JobError(NOT_THERE)
+    rows = [json.loads(line) for line in CONVERSATIONS.read_text(encoding="utf-8").splitlines()]
     texts = ["\n".join(f"{turn['role']}: {turn['content']}" for turn in row["messages"]).encode() for row in rows]
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
     return [texts[index] for index in order.tolist()]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.public_data import CONVERSATIONS
 from hasten.core.errors import DataError
 from hasten.data import Store
 from hasten.data.conversation import MAX_MESSAGE_BYTES, MAX_MESSAGES, SCHEMA, Refusal, row_of
@@ -20,8 +20,6 @@ from hasten.data.convert.readers import jsonl
 
 WORD = "xyzzy"
 """Occurs in every message and value of the bad input, and must occur in no reason."""
-_PUBLIC = Path(os.environ.get("HASTEN_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
-COUNSEL = _PUBLIC / "counsel" / "conversations.jsonl"
 
 
 def said(*roles: str, **more: Any) -> dict[str, Any]:
@@ -168,9 +166,9 @@ def test_columns_can_be_chosen_and_plain_lines_stay_plain(tmp_path: Path) -> Non
         convert(tmp_path / "a.jsonl", tmp_path / "t", format="conversations", columns=["text"], processes=1)
 
 
-@pytest.mark.skipif(not COUNSEL.is_file(), reason=f"the public dialogues are not in {COUNSEL.parent}")
+@pytest.mark.skipif(not CONVERSATIONS.is_file(), reason=f"the public dialogues are not in {CONVERSATIONS.parent}")
 def test_the_public_dialogues_are_accepted(tmp_path: Path) -> None:
-    made = convert(COUNSEL, tmp_path / "s", format="conversations", max_bad_frac=0, processes=1)
+    made = convert(CONVERSATIONS, tmp_path / "s", format="conversations", max_bad_frac=0, processes=1)
     assert (made.num_records, made.num_bad) == (2_129, 0)
     row = Store(tmp_path / "s")[0]
     assert (row["conversation_id"], row["roles"]) == ("cc-00000", ["user", "assistant"])

@@ -1,7 +1,6 @@
 """Test packing of real text: losses equal those of padded batches, and documents do not attend to each other.
 
-The text comes with Python. If HASTEN_DATA names a folder with `counsel/conversations.jsonl`, those conversations are tested
-too.
+The text comes with Python. If the public data are there, their conversations are tested too.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  the conventional name
 
-from benchmarks.jobs.dialogues import FOLDER_VARIABLE, DialoguesJob, conversations_file
+from benchmarks.jobs.dialogues import DialoguesJob
+from benchmarks.public_data import CONVERSATIONS, NOT_THERE
 from examples.text import NOTHING, Batch, ByteGPT, TextJob
 from hasten.core.live import LiveJob
 from hasten.core.plan import Plan
@@ -43,8 +43,8 @@ class SmallDialogues(DialoguesJob):
 @pytest.fixture(scope="module", params=[SmallText, SmallDialogues], ids=["topics", "dialogues"])
 def kind(request: pytest.FixtureRequest) -> type[TextJob]:
     """Return a job for each of the two texts."""
-    if request.param is SmallDialogues and conversations_file() is None:
-        pytest.skip(f"{FOLDER_VARIABLE} names no folder with counsel/conversations.jsonl")
+    if request.param is SmallDialogues and not CONVERSATIONS.is_file():
+        pytest.skip(NOT_THERE)
     chosen: type[TextJob] = request.param
     return chosen
 

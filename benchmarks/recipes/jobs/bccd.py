@@ -7,8 +7,8 @@ hasten run benchmarks/recipes/jobs/bccd.py:BccdJob --plan hasten-out/hasten.toml
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 
+from benchmarks.public_data import PUBLIC_DATA
 from hasten.core.errors import MachineError
 from hasten.recipes.detection.augment import Augmentation
 from hasten.recipes.detection.job import DetectionJob
@@ -16,8 +16,7 @@ from hasten.recipes.detection.labels import Labelled, read_labels
 from hasten.recipes.detection.naive import NaiveDetectionJob
 from hasten.recipes.findings import Findings
 
-FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "bccd"
-"""Folder of the data set: next to the checkout, not in it."""
+FOLDER = PUBLIC_DATA / "bccd"
 AUGMENTATION = Augmentation(upside_down_frac=0.5)
 """Microscope images have no preferred orientation."""
 

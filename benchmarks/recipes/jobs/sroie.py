@@ -10,16 +10,12 @@ most of a receipt, slightly rotated and scaled.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from benchmarks.public_data import PUBLIC_DATA
 from hasten.recipes.ocr.augment import AugmentSettings
 from hasten.recipes.ocr.job import OcrJob
 from hasten.recipes.ocr.naive import NaiveOcrJob
 
-FOLDER_VARIABLE = "HASTEN_DATA"
-FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).resolve().parents[4] / "shared" / "data") / "sroie"
-"""Folder of the data set: in the folder named by HASTEN_DATA, else next to the checkout."""
+FOLDER = PUBLIC_DATA / "sroie"
 
 
 class SroieJob(OcrJob):

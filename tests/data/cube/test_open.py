@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import xarray
 
+from benchmarks.public_data import NOT_THERE, PUBLIC_DATA
 from hasten.core.errors import DataError
 from hasten.data.cube.open import open_cube
 
-CLIMATE = Path(__file__).parents[4] / "shared" / "data" / "climate"
+CLIMATE = PUBLIC_DATA / "climate"
 
 
 @pytest.fixture(scope="module")
 def climate() -> Path:
     if not CLIMATE.is_dir():
-        pytest.skip("the folder shared/data is not next to this checkout")
+        pytest.skip(NOT_THERE)
     return CLIMATE
 
 

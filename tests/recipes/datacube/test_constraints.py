@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.datacube.naive_physics import FIVE
+from benchmarks.public_data import NOT_THERE, PUBLIC_DATA
 from hasten.core.errors import DataError, JobError
 from hasten.data.cube.channels import Channel, channels_of
 from hasten.data.cube.open import open_cube
@@ -28,7 +28,7 @@ from hasten.recipes.datacube.quantities import (
 )
 from hasten.recipes.datacube.synth import GAS_CONSTANT, GRAVITY, STANDARD_NAMES, UNITS, DrawnCube
 
-CLIMATE = Path(__file__).parents[4] / "shared" / "data" / "climate"
+CLIMATE = PUBLIC_DATA / "climate"
 CUBE = DrawnCube(num_levels=3, num_latitudes=12, num_longitudes=16)
 GRID = Grid(tuple(CUBE.axes["latitude"].tolist()), tuple(CUBE.axes["longitude"].tolist()))
 CHANNELS = tuple(
@@ -314,7 +314,7 @@ def test_areas_and_kinds_of_grids() -> None:
 
 def test_reanalysis_agrees_with_the_laws() -> None:
     if not CLIMATE.exists():
-        pytest.skip("the folder shared/data is not next to this checkout")
+        pytest.skip(NOT_THERE)
     cube = open_cube([CLIMATE / "eraint_uvz.nc"])
     axes: dict[str, Any] = {axis.role: axis.values.tolist() for axis in cube.variables["z"].axes}
     grid, channels = Grid(tuple(axes["latitude"]), tuple(axes["longitude"])), channels_of(cube)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.public_data import NOT_THERE, PUBLIC_DATA
 from hasten.core.errors import DataError
 from hasten.recipes.detection.labels import Labelled, read_labels
 from hasten.recipes.detection.labels.names import read_names
@@ -96,9 +97,9 @@ def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
 
 
 def test_bccd_is_read_whole() -> None:
-    data = Path(__file__).parents[4] / "shared" / "data" / "bccd"
+    data = PUBLIC_DATA / "bccd"
     if not data.is_dir():
-        pytest.skip("the folder shared/data is not next to this checkout")
+        pytest.skip(NOT_THERE)
     findings = Findings()
     labelled = read_labels(data / "images", data / "annotations", findings)
     assert labelled.classes == ("Platelets", "RBC", "WBC")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import warnings
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import pytest
 import soundfile
 import torch
 
+from benchmarks.public_data import PUBLIC_DATA
 from hasten.core.errors import BrokenFileError, CorruptError, DataError, JobError
 from hasten.core.job import check_job
 from hasten.data import Store
@@ -33,8 +33,7 @@ from hasten.train.loop import Loop
 from hasten.train.validate import HeldOut
 
 CPU = torch.device("cpu")
-_PUBLIC = Path(os.environ.get("HASTEN_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data")
-DIGITS = _PUBLIC / "fsdd" / "recordings"
+DIGITS = PUBLIC_DATA / "fsdd" / "recordings"
 PITCHES = {"anna": (220.0, 0.9), "ben": (110.0, 0.3), "cleo": (160.0, 0.6)}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.public_data import NOT_THERE
 from benchmarks.recipes.jobs.sroie import FOLDER, NaiveSroieJob, SroieJob
 from hasten.recipes.findings import Findings
 from hasten.recipes.ocr.regions import read_regions
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the receipts are not in {FOLDER}")
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=NOT_THERE)
 
 
 def test_receipts_are_read_without_a_fault() -> None:
