@@ -20,9 +20,9 @@ from time import perf_counter
 from typing import Any
 
 import hasten
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.jobs.faulty import FAULTS, Fault, LoaderBoundJob, faulty
 from benchmarks.record import ROOT
+from benchmarks.result_file import ResultFile, Row
 from hasten.core.errors import HastenError
 from hasten.core.plan import Plan
 from hasten.core.target import load_job
@@ -68,16 +68,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--again", action="store_true", help="repeat what was measured")
     parser.add_argument("--replay", action="store_true", help="judge the recorded windows again, without new runs")
     asked = parser.parse_args(arguments)
-    kept = Kept("alerts", "python -m benchmarks alerts", _whole, elsewhere=True)
+    results = ResultFile("alerts", "python -m benchmarks alerts", _whole)
     runs = product(range(2 * asked.count), asked.jobs, asked.faults) if not asked.replay else ()
     for number, job, fault in runs:
         name = f"{job}_{fault}_{number}"
-        if (fault == "none" or number < asked.count) and (asked.again or name not in kept.rows):
+        if (fault == "none" or number < asked.count) and (asked.again or name not in results.rows):
             row = run_once(job, fault, number)
-            kept.put(name, "run", row)
+            results.put(name, "run", row)
             print(_line(row), flush=True)
-    kept.save()
-    print(f"wrote {kept.path}", flush=True)
+    results.save()
+    print(f"wrote {results.path}", flush=True)
 
 
 def run_once(job: str, fault: str, number: int) -> Row:

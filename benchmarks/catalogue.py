@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.pruning_techniques import section
 from benchmarks.record import ROOT
-from benchmarks.technique_table import ELSEWHERE, NOT_HERE, words_of
+from benchmarks.technique_cases import ELSEWHERE, NOT_HERE, words_of
 from benchmarks.tuning import results
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.files import write_atomically

@@ -17,8 +17,8 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.record import ROOT
+from benchmarks.result_file import ResultFile, Row
 from hasten.check.check import CheckRequest, run_check
 from hasten.check.paired import Options
 from hasten.check.subject import Subject
@@ -55,16 +55,16 @@ def main(arguments: list[str]) -> None:
 
 def run_checks(count: int | None, budget_s: float, slowdowns: tuple[float, ...] = SLOWDOWNS, *, again: bool = False) -> Path:
     """Run the checks that have no row yet, and write each result with its raw samples as it comes."""
-    kept = Kept("check", "python -m benchmarks check", _whole, elsewhere=True)
+    results = ResultFile("check", "python -m benchmarks check", _whole)
     for frac in slowdowns:
         for number in range(count or (SLOW_COUNT if frac else AA_COUNT)):
             name = f"{_kind(frac)}_{number}"
-            if again or name not in kept.rows:
+            if again or name not in results.rows:
                 row = check_once(frac, number, budget_s)
-                kept.put(name, "check", row)
+                results.put(name, "check", row)
                 print(_line(row), flush=True)
-    kept.save()
-    return kept.path
+    results.save()
+    return results.path
 
 
 def _kind(frac: float) -> str:

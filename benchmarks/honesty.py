@@ -5,21 +5,21 @@ Counted are false `faster` or `slower` verdicts of A/A, and detected slowdowns.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from benchmarks.record import ROOT, record
+from benchmarks.rows import Rows
 from hasten.core.plan import Plan
-from hasten.core.provenance import commit_of
 from hasten.core.stats import Verdict
 from hasten.tune.proof.compare import Comparison, compare
 from hasten.tune.trials.pair import TURNS, Design
 from hasten.tune.trials.trial import TrialSetting
 
 UPDATES = 250
+_KIND = "comparison"
 JOBS = ROOT / "benchmarks" / "jobs" / "steady.py"
 
 
@@ -48,18 +48,11 @@ def _many(candidate: str, num: int, *, first_seed: int) -> list[dict[str, Any]]:
 
     Comparisons of an interrupted run are reused if they were made by the same code.
     """
-    commit = commit_of(ROOT) or "unknown"
-    done = ROOT / "hasten-out" / f"{candidate}-{commit}.jsonl"
-    done.parent.mkdir(parents=True, exist_ok=True)
-    if commit == "unknown" or commit.endswith("+changes"):
-        done.unlink(missing_ok=True)
-    found = [json.loads(line) for line in done.read_text(encoding="utf-8").splitlines()] if done.exists() else []
-    for number in range(len(found), num):
-        found.append(_one(candidate, number, first_seed))
-        with done.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found[-1]) + "\n")
-    done.unlink(missing_ok=True)  # the next run starts from scratch
-    return found[:num]
+    rows = Rows(candidate)
+    for number in range(len(rows.of(_KIND)), num):
+        rows.add(_KIND, _one(candidate, number, first_seed))
+    rows.finish()
+    return rows.of(_KIND)[:num]
 
 
 def _one(candidate: str, number: int, first_seed: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from hasten.report.evidence import write_json
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
+CHANGED = "+changes"
+"""Follows the commit of a changed checkout."""
 
 
 def record(name: str, result: dict[str, Any], command: str) -> Path:
@@ -54,6 +57,15 @@ def record_parts(
     return path
 
 
+def measured_commit() -> str:
+    """Return the measured commit, with `+changes` if files other than results differ from it or git is unavailable."""
+    found = commit_of(ROOT) or f"unknown{CHANGED}"
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    clean = done.returncode == 0 and not done.stdout.strip()
+    return found.removesuffix(CHANGED) if clean else found
+
+
 def provenance() -> dict[str, Any]:
     """Return machine, versions, commit and time of a measurement."""
     machine = read_machine()
@@ -61,7 +73,7 @@ def provenance() -> dict[str, Any]:
         "machine": machine.summary(),
         "machine_fingerprint": machine.fingerprint(),
         "versions": versions(),
-        "commit": commit_of(ROOT),
+        "commit": measured_commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

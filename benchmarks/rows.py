@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.record import ROOT
-from hasten.core.provenance import commit_of
+from benchmarks.record import CHANGED, ROOT, measured_commit
 
 Row = dict[str, Any]
 
@@ -20,10 +19,10 @@ class Rows:
     """
 
     def __init__(self, name: str) -> None:
-        commit = commit_of(ROOT) or "unknown"
+        commit = measured_commit()
         self.path = ROOT / "hasten-out" / f"{name}-{commit}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if commit == "unknown" or commit.endswith("+changes"):
+        if commit.endswith(CHANGED):
             self.path.unlink(missing_ok=True)
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         self._rows: list[Row] = [json.loads(line) for line in lines]

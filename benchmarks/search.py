@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.record import RESULTS, ROOT, measured_commit, record
 from benchmarks.rows import Row, Rows
 from benchmarks.search_space import MAX_SUBSETS, Settings, declare, subsets
 from benchmarks.search_verdict import arms_of, latest, summary
@@ -28,7 +28,6 @@ from benchmarks.tuning import EXAMPLES
 from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
 from hasten.core.plan import Plan
-from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue
 from hasten.report.evidence import Candidate
 from hasten.tune.request import TuneRequest
@@ -63,11 +62,12 @@ def run_search(only: Sequence[str] = (), budget_s: float = 3000.0, *, kept: bool
     last: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"jobs": {}}
     jobs: dict[str, Any] = last["jobs"]
     for name in only or EXAMPLES:
-        rows, exhausted, space = Rows(f"search-{name}"), commit_of(ROOT), None
+        rows, space = Rows(f"search-{name}"), None
+        exhausted: str | None = measured_commit()
         if kept:
             exhausted, space = keep_exhaustive(rows, last, name)
         measure(name, rows, budget_s, space)
-        head = {"target": EXAMPLES[name], "commit": commit_of(ROOT), "exhaustive_commit": exhausted, "created": _now()}
+        head = {"target": EXAMPLES[name], "commit": measured_commit(), "exhaustive_commit": exhausted, "created": _now()}
         found = {**head, **summary(*_parts(rows))}
         jobs[name] = {**found, "rows": {kind: rows.of(kind) for kind in ("subset", "side")}}
         print(f"{name}: {found['verdict']}: {found['why']}", flush=True)

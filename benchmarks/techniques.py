@@ -22,16 +22,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
-from benchmarks.record import RESULTS, ROOT, record
+from benchmarks.record import RESULTS, measured_commit, record
 from benchmarks.rows import Row, Rows
-from benchmarks.technique_table import CASES, Case
+from benchmarks.technique_cases import CASES, Case
 from hasten.core.card import Judge, Numerics
 from hasten.core.errors import HastenError, JobError, MachineError
 from hasten.core.facts import Facts, JobFacts
 from hasten.core.machine import read_machine
 from hasten.core.optimization import Optimization
 from hasten.core.plan import Plan
-from hasten.core.provenance import commit_of
 from hasten.optimizations import catalogue
 from hasten.tune.proof.compare import Comparison, compare, held_out_verdict
 from hasten.tune.proof.numerics import MIN_UPDATES, judge_exact
@@ -320,7 +319,7 @@ def _row(case: Case, outcome: Row, seconds: float) -> Row:
         **dict.fromkeys(("verdict", "comparison", "compared", "memory", "evidence", "numerics", "losses", "quality")),
         **outcome,
         "seconds": round(seconds, 1),
-        "commit": commit_of(ROOT),
+        "commit": measured_commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

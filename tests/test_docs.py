@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import tables
+from benchmarks.tables.summary import readme_table
 from benchmarks.tuning import results
 from hasten.monitor.catalogue import samplers
 from hasten.monitor.metric import units as units_of
@@ -78,7 +79,7 @@ def test_a_table_has_as_many_cells_in_each_row(name: str) -> None:
 def test_readme_shows_the_recorded_results() -> None:
     """Outdated? Run `make docs`, or `python -m benchmarks.tables`."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert tables.readme_table(results()) in text
+    assert readme_table(results()) in text
 
 
 def test_the_command_reference_names_every_option() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from benchmarks.data_layer.goals import CONFIDENCE, PAGE_CACHE, judged
 from benchmarks.data_layer.systems import LEFT_OUT, PACKAGES, WORKLOADS
-from benchmarks.groundtruth.kept import Row
+from benchmarks.result_file import Row
 from hasten.core.stats import paired_interval
 
 

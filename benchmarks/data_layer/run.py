@@ -26,11 +26,10 @@ from benchmarks.data_layer.result import row_name, whole
 from benchmarks.data_layer.sizes import RECORD, SMALL, Sizes
 from benchmarks.data_layer.systems import WORKLOADS, Workload
 from benchmarks.data_layer.table import tables
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end
 from benchmarks.record import ROOT
+from benchmarks.result_file import ResultFile, Row
 from hasten.cli.say import progress_on
-from hasten.core.machine import read_machine
 
 NAME = "data"
 PARTS = (*WORKLOADS, "memory", "caches")
@@ -65,27 +64,25 @@ def _show(parts: Sequence[str], sizes: Sizes) -> None:
 
 def _record(parts: Sequence[str], sizes: Sizes, *, again: bool) -> None:
     """Measure parts, and record each as soon as it is complete."""
-    kept = Kept(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole, elsewhere=True)
+    results = ResultFile(NAME, f"python -m benchmarks data --rounds {sizes.rounds}", whole)
     for part in parts:
-        if not again and _is_fresh(kept, part):
+        if not again and _is_fresh(results, part):
             print(f"{part}: already measured at this commit", flush=True)
             continue
         measured = measure(part, sizes)
         # Rows of a part are compared with each other, so none of another run may stay.
-        kept.rows = {name: row for name, row in kept.rows.items() if not name.startswith(f"{part}: ")}
+        results.rows = {name: row for name, row in results.rows.items() if not name.startswith(f"{part}: ")}
         for name, found in measured.items():
-            kept.put(name, "measured", found)
-    print(f"wrote {kept.path}", flush=True)
+            results.put(name, "measured", found)
+    print(f"wrote {results.path}", flush=True)
 
 
-def _is_fresh(kept: Kept, part: str) -> bool:
+def _is_fresh(results: ResultFile, part: str) -> bool:
     """Return whether all rows of a part were measured at the current commit, including those of newly installed rivals."""
-    mine = {name: row for name, row in kept.rows.items() if name.startswith(f"{part}: ")}
+    mine = {name: row for name, row in results.rows.items() if name.startswith(f"{part}: ")}
     wanted = [row_name(part, name) for name in WORKLOADS[part].there()] if part in WORKLOADS else []
-    here = read_machine().fingerprint()
-    at_hand = (row["measured"] for row in mine.values() if row["measured"]["where"]["machine_fingerprint"] == here)
-    fresh = sum(kept.fresh(measured) for measured in at_hand)
-    return bool(mine) and fresh == len(mine) and set(wanted) <= set(mine)
+    fresh = all(results.fresh(row["measured"]) for row in mine.values())
+    return bool(mine) and fresh and set(wanted) <= set(mine)
 
 
 def measure(part: str, sizes: Sizes) -> dict[str, Row]:

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.truth import Case, load_truth
+from benchmarks.result_file import ResultFile, Row
 from hasten.core.errors import TrialError
 
 NAME = "groundtruth_check"
@@ -117,15 +117,15 @@ def judged(case: Case, steps: int, naive: Sequence[Run], fixed: Sequence[Run]) -
 
 def run_check(only: list[str] | None = None, *, rounds: int = ROUNDS, length: float = 1.0, again: bool = False) -> list[str]:
     """Check these scripts or all, and record the rows; return the names of scripts that differ from truth.toml."""
-    kept = Kept(NAME, "python -m benchmarks.groundtruth.check", whole)
+    results = ResultFile(NAME, "python -m benchmarks.groundtruth.check", whole)
     cases = load_truth(only)
     for name, case in cases.items():
         if case.missing:
             print(f"{name:<24}skipped: {case.missing}", flush=True)
-        elif again or not kept.fresh(kept.rows.get(name, {}).get("check")):
-            kept.put(name, "check", check_case(case, rounds=rounds, length=length))
-            print(f"{name:<24}{_told(kept.rows[name]['check'])}", flush=True)
-    checks = {name: kept.rows[name]["check"] for name in cases if name in kept.rows}
+        elif again or not results.fresh(results.rows.get(name, {}).get("check")):
+            results.put(name, "check", check_case(case, rounds=rounds, length=length))
+            print(f"{name:<24}{_told(results.rows[name]['check'])}", flush=True)
+    checks = {name: results.rows[name]["check"] for name in cases if name in results.rows}
     return [name for name, row in checks.items() if not row["holds"]]
 
 

@@ -29,9 +29,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.groundtruth import traceml
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.processes import end_tree, freeze, thaw, tree
 from benchmarks.groundtruth.steps import HEAD, ROOM
+from benchmarks.result_file import ResultFile, Row
 from hasten.core.errors import TrialError
 from hasten.core.stats import paired_interval
 
@@ -278,11 +278,11 @@ def in_turn(arms: Sequence[str], turn: int) -> list[str]:
     return order[::-1] if turn % 2 else order
 
 
-def run_cost(kept: Kept, traceml_path: Path | None, *, rounds: int | None = None, again: bool = False) -> None:
+def run_cost(results: ResultFile, traceml_path: Path | None, *, rounds: int | None = None, again: bool = False) -> None:
     """Measure the missing rounds, starting with the shorter session of each size.
 
     Args:
-        kept: Storage for the rounds as they are measured.
+        results: Storage for the rounds as they are measured.
         traceml_path: The command of TraceML; without it, its session is skipped.
         rounds: Number of rounds of each session; defaults to its own number.
         again: Repeat all rounds.
@@ -292,11 +292,11 @@ def run_cost(kept: Kept, traceml_path: Path | None, *, rounds: int | None = None
             continue
         for size in SIZES:
             part = f"own_cost_{name}_{size}"
-            known = kept.beside.get(part)
-            found = known["rounds"] if not again and kept.fresh(known) and known is not None else []
+            known = results.beside.get(part)
+            found = known["rounds"] if not again and results.fresh(known) and known is not None else []
             for number in range(len(found), rounds or session.rounds):
                 found = [*found, session.measure(size, number, traceml_path)]
-                kept.put_beside(part, {"arms": list(session.arms), "rounds": found})
+                results.put_beside(part, {"arms": list(session.arms), "rounds": found})
                 print(f"{name} {size} round {number + 1}: {_told(cost_of(session.arms, found))}", flush=True)
 
 

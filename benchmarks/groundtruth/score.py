@@ -20,12 +20,12 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.groundtruth.cost import own_cost, run_cost
-from benchmarks.groundtruth.kept import Kept, Row
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end, wait
 from benchmarks.groundtruth.traceml import ARMS, traceml_part, traceml_score
 from benchmarks.groundtruth.truth import Case, load_truth
 from benchmarks.groundtruth.verdict import GOALS, failed_part, judged, profile_part, reached, score, tune_part
 from benchmarks.record import ROOT
+from benchmarks.result_file import ResultFile, Row
 from hasten.cli.say import parse_duration
 
 NAME = "groundtruth"
@@ -52,14 +52,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="repeat what was measured at this commit")
     asked = parser.parse_args(words)
     parts = [part for part in asked.part if part != "tune" or not asked.no_tune]
-    kept = Kept(NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole)
+    results = ResultFile(
+        NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole
+    )
     traceml = asked.traceml and asked.traceml.absolute()
     with unwinding_when_told_to_end():
-        run_scripts(kept, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
+        run_scripts(results, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
         if "cost" in parts and not asked.only:
-            run_cost(kept, traceml, rounds=asked.rounds, again=asked.again)
-    kept.save()
-    print(f"wrote {kept.path}", flush=True)
+            run_cost(results, traceml, rounds=asked.rounds, again=asked.again)
+    results.save()
+    print(f"wrote {results.path}", flush=True)
 
 
 Measure = Callable[[Case], Row]
@@ -76,19 +78,21 @@ def _measures(parts: Sequence[str], asked: argparse.Namespace, traceml: Path | N
     return {part: measure for part, measure in found.items() if part in parts}
 
 
-def run_scripts(kept: Kept, cases: Mapping[str, Case], measures: Mapping[str, Measure], *, again: bool = False) -> None:
+def run_scripts(
+    results: ResultFile, cases: Mapping[str, Case], measures: Mapping[str, Measure], *, again: bool = False
+) -> None:
     """Measure each missing part of each script, and print the outcome."""
     for part, measure in measures.items():
         for name, case in cases.items():
             if why := not_measured(case, part):
                 print(f"{part:<9}{name:<24}skipped: {why}", flush=True)
                 continue
-            if not again and kept.fresh(kept.rows.get(name, {}).get(part)):
+            if not again and results.fresh(results.rows.get(name, {}).get(part)):
                 continue
             started = perf_counter()
             found = measure(case)
-            kept.put(name, part, {**found, "seconds": perf_counter() - started})
-            print(f"{part:<9}{name:<24}{told(part, judged(case, kept.rows[name]))}", flush=True)
+            results.put(name, part, {**found, "seconds": perf_counter() - started})
+            print(f"{part:<9}{name:<24}{told(part, judged(case, results.rows[name]))}", flush=True)
 
 
 def not_measured(case: Case, part: str) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.result_file import machines
+
 WORDS: Mapping[str, str] = {
     "diagnosed_frac": "bottleneck named right",
     "located_frac": "line named right",
@@ -35,10 +37,8 @@ def score(result: Mapping[str, Any]) -> str:
     """Return the scores with their goals."""
     goals, reached = result["goals"], result["reached"]
     commits = ", ".join(result["row_commits"]) or "unknown"
-    lines = [
-        f"{result['scripts']} scripts, {result['skipped']} of them skipped. Measured on {result['machine']}, at {commits}.",
-        "",
-    ]
+    where = machines(result["rows"]) or result["machine"]
+    lines = [f"{result['scripts']} scripts, {result['skipped']} of them skipped. Measured on {where}, at {commits}.", ""]
     lines += ["| score | value | goal | reached |", "|---|---|---|---|"]
     for name, told in WORDS.items():
         value, goal = result[name], goals.get(name)

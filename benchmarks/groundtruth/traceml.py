@@ -21,9 +21,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.processes import wait
 from benchmarks.groundtruth.truth import Case
+from benchmarks.result_file import Row
 from hasten.core.card import Bottleneck
 
 MARKED = Path(__file__).with_name("marked.py")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.groundtruth.kept import Row
 from benchmarks.groundtruth.traceml import judge_traceml
 from benchmarks.groundtruth.truth import Case
+from benchmarks.result_file import Row
 from hasten.optimizations import catalogue
 from hasten.script.plan.reach import why_beyond
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from benchmarks.groundtruth.kept import machines
 from benchmarks.public.verdict import Row, as_without, found, reached, score, score_rivals, traceml_right
+from benchmarks.result_file import machines
 
 MOST_PHASES = 3
 MOST_FUNCTIONS = 4

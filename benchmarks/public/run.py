@@ -28,7 +28,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.groundtruth.kept import Kept
 from benchmarks.public.cases import Case, load_cases
 from benchmarks.public.makers import MAKERS
 from benchmarks.public.processes import OVER_TIME, last_words, start
@@ -37,6 +36,7 @@ from benchmarks.public.truth import cprofile_part
 from benchmarks.public.verdict import Row, found, judge_tuning, load_judged, score
 from benchmarks.public.whole import ROUNDS, measure_whole
 from benchmarks.record import ROOT
+from benchmarks.result_file import ResultFile
 from hasten.cli.say import parse_duration
 from hasten.core.errors import TargetError
 from hasten.core.optimization import required_environment
@@ -92,10 +92,10 @@ def main(words: Sequence[str] | None = None) -> None:
         sources=asked.sources, budget=asked.budget, parts=asked.part, python=asked.python, again=asked.again,
         keep_any=asked.keep_any, rounds=asked.rounds,
     )  # fmt: skip
-    kept = Kept(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole, elsewhere=True)
+    results = ResultFile(NAME, f"python -m benchmarks public --sources DIR --budget {run.budget}", whole)
     cases = load_cases(asked.only)
-    run_public(kept, {name: cases[name] for name in asked.only or cases}, run)
-    print(f"wrote {kept.path}", flush=True)
+    run_public(results, {name: cases[name] for name in asked.only or cases}, run)
+    print(f"wrote {results.path}", flush=True)
 
 
 def whole(rows: Mapping[str, Row], _beside: Row) -> Row:
@@ -132,26 +132,26 @@ def about(case: Case) -> Row:
     }
 
 
-def run_public(kept: Kept, cases: Mapping[str, Case], run: PublicRun) -> None:
+def run_public(results: ResultFile, cases: Mapping[str, Case], run: PublicRun) -> None:
     """Measure each missing part of each script, and print the outcome. All parts of a script come before the next."""
     for case in cases.values():
         check_clone(case, run.sources)
     for name, case in cases.items():
         commit = _git(run.sources / case.clone, "rev-parse", "HEAD").strip()
         for part in run.parts:
-            row = kept.rows.get(name, {})
-            if is_done(kept, row, part, commit, run):
+            row = results.rows.get(name, {})
+            if is_done(results, row, part, commit, run):
                 continue
             started = perf_counter()
             measured = run_part(case, part, run, row)
-            kept.put(name, part, {**measured, "seconds": perf_counter() - started, "of": commit})
+            results.put(name, part, {**measured, "seconds": perf_counter() - started, "of": commit})
             print(f"{part:<9}{name:<24}{told(part, measured)}", flush=True)
 
 
-def is_done(kept: Kept, row: Row, part: str, commit: str, run: PublicRun) -> bool:
+def is_done(results: ResultFile, row: Row, part: str, commit: str, run: PublicRun) -> bool:
     """Return whether a part was measured, and need not be again. Whole runs are repeated after another tuning."""
     before = row.get(part)
-    if not before or run.again or before["of"] != commit or not (run.keep_any or kept.fresh(before)):
+    if not before or run.again or before["of"] != commit or not (run.keep_any or results.fresh(before)):
         return False
     return part != "whole" or before.get("plan") == (found(row, "tune") or {}).get("plan")
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import check, record
-from benchmarks.groundtruth import kept
-from benchmarks.monitor_tables import check_example, check_table, check_words
+from benchmarks import check, record, result_file
+from benchmarks.tables.monitor import check_example, check_table, check_words
 from hasten.check.check import CheckRequest
 from hasten.check.repository import Repository
 from hasten.check.result import MemoryChange
@@ -56,7 +55,7 @@ def test_an_interrupted_run_continues_and_counts_rates(monkeypatch: pytest.Monke
         }
 
     monkeypatch.setattr(check, "check_once", check_once)
-    for module in (record, kept):
+    for module in (record, result_file):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     with pytest.raises(KeyboardInterrupt):
         check.run_checks(4, 10.0, (0.0, 0.1))

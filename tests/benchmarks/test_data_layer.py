@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from benchmarks import record as record_module
+from benchmarks import result_file
 from benchmarks.data_layer import goals, result, run, system_memory, table
 from benchmarks.data_layer.sizes import Sizes
 from benchmarks.data_layer.systems import WORKLOADS
 from benchmarks.data_layer.worker import digest
-from benchmarks.groundtruth import kept as kept_module
 
 TINY = Sizes(talks=700, tokens=2**21, pictures=40, raw_pictures=40)
 
@@ -180,9 +180,9 @@ with watched(limit_bytes=LIMIT) as peak:
 def test_a_part_is_measured_again_as_a_whole_and_says_on_which_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (kept_module, record_module):
+    for module in (result_file, record_module):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(kept_module, "measured_commit", lambda: "abc")
+    monkeypatch.setattr(result_file, "measured_commit", lambda: "abc")
     asked: list[str] = []
 
     def measure(part: str, _sizes: Sizes) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.groundtruth import kept as kept_rows
-from benchmarks.groundtruth.kept import Kept
+from benchmarks import result_file
 from benchmarks.public import prepare, run
 from benchmarks.public import whole as whole_runs
 from benchmarks.public.cases import Case, load_cases, read_case
@@ -26,6 +25,7 @@ from benchmarks.public.page import tables
 from benchmarks.public.processes import Ended, last_words
 from benchmarks.public.run import PublicRun, call, copy_sources, run_public, shortened, whole
 from benchmarks.public.verdict import as_without, is_faster, judge_tuning, patch_share, score, whole_ratio
+from benchmarks.result_file import ResultFile
 from hasten.core.errors import HastenError, TargetError
 from tests.report.sample import bare, rung
 
@@ -209,11 +209,13 @@ def test_a_changed_script_is_not_run(sources: Path, tmp_path: Path) -> None:
         copy_sources(case(), sources, tmp_path / "work")
 
 
-def test_a_missing_clone_is_named_before_anything_runs(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_clone_is_named_before_anything_runs(
+    sources: Path, results: ResultFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "run_part", lambda *_: pytest.fail("it ran"))
     cases = {"thing": case(), "other": case(repository="owner/other")}
     with pytest.raises(TargetError, match="must be a clone of owner/other"):
-        run_public(kept, cases, PublicRun(sources=sources))
+        run_public(results, cases, PublicRun(sources=sources))
 
 
 # The runs
@@ -262,45 +264,47 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultFile:
     """Return rows that are written to a folder of the test, at a commit of the test."""
-    monkeypatch.setattr(kept_rows, "RESULTS", tmp_path)
-    monkeypatch.setattr(kept_rows, "measured_commit", lambda: "ours")
-    monkeypatch.setattr(kept_rows, "record", lambda *_: None)
-    return Kept("public", "run it", lambda _rows, _beside: {})
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    monkeypatch.setattr(result_file, "measured_commit", lambda: "ours")
+    monkeypatch.setattr(result_file, "record", lambda *_: None)
+    return ResultFile("public", "run it", lambda _rows, _beside: {})
 
 
-def test_a_script_is_profiled_and_tuned(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
-    run_public(kept, {"thing": case()}, PublicRun(sources=sources, budget="1m", parts=("profile", "tune")))
+def test_a_script_is_profiled_and_tuned(sources: Path, results: ResultFile, calls: list[list[str]]) -> None:
+    run_public(results, {"thing": case()}, PublicRun(sources=sources, budget="1m", parts=("profile", "tune")))
     assert [arguments[0] for arguments in calls] == ["profile", "tune"]
     assert calls[1][1:4] == ["train.py", "--budget", "1m"]
-    row = kept.rows["thing"]
+    row = results.rows["thing"]
     assert row["profile"]["found"]["where"] == "part/train.py:1"
     assert (row["tune"]["found"]["low"], row["tune"]["found"]["plan"]) == (1.4, {"sample_cache": {"where": "ram"}})
     assert len(row["tune"]["of"]) == 40
 
 
-def test_what_was_measured_is_not_measured_again(sources: Path, kept: Kept, calls: list[list[str]]) -> None:
+def test_what_was_measured_is_not_measured_again(sources: Path, results: ResultFile, calls: list[list[str]]) -> None:
     cases = {"thing": case()}
-    run_public(kept, cases, PublicRun(sources=sources, parts=("profile",)))
+    run_public(results, cases, PublicRun(sources=sources, parts=("profile",)))
     both = PublicRun(sources=sources, parts=("profile", "tune"))
-    run_public(kept, cases, both)
+    run_public(results, cases, both)
     assert [arguments[0] for arguments in calls] == ["profile", "tune"]
-    run_public(kept, cases, PublicRun(sources=sources, parts=("profile",), again=True))
-    kept.rows["thing"]["tune"]["of"] = "another commit of the script"
-    run_public(kept, cases, both)
+    run_public(results, cases, PublicRun(sources=sources, parts=("profile",), again=True))
+    results.rows["thing"]["tune"]["of"] = "another commit of the script"
+    run_public(results, cases, both)
     assert [arguments[0] for arguments in calls[2:]] == ["profile", "tune"]
-    kept.rows["thing"]["tune"]["commit"] = "another commit of Hasten"
-    run_public(kept, cases, PublicRun(sources=sources, parts=("tune",), keep_any=True))
+    results.rows["thing"]["tune"]["commit"] = "another commit of Hasten"
+    run_public(results, cases, PublicRun(sources=sources, parts=("tune",), keep_any=True))
     assert len(calls) == 4
 
 
-def test_a_part_that_fails_is_a_row_that_says_why(sources: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_is_a_row_that_says_why(
+    sources: Path, results: ResultFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prepare, "NUM_CHARACTERS", 10)
     monkeypatch.setattr(run, "call", lambda arguments, *_: f"no {arguments[0]}" if arguments[0] == "profile" else "")
-    run_public(kept, {"thing": case()}, PublicRun(sources=sources, parts=("profile", "tune")))
-    assert (kept.rows["thing"]["profile"]["found"], kept.rows["thing"]["profile"]["why"]) == (None, "no profile")
-    assert kept.rows["thing"]["tune"]["why"] == "`hasten tune` wrote no evidence"
+    run_public(results, {"thing": case()}, PublicRun(sources=sources, parts=("profile", "tune")))
+    assert (results.rows["thing"]["profile"]["found"], results.rows["thing"]["profile"]["why"]) == (None, "no profile")
+    assert results.rows["thing"]["tune"]["why"] == "`hasten tune` wrote no evidence"
 
 
 def test_the_result_tells_how_each_script_was_started() -> None:

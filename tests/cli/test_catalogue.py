@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from benchmarks import catalogue as generator
 from benchmarks import pruning_techniques as pruning
-from benchmarks.technique_table import NOT_HERE
+from benchmarks.technique_cases import NOT_HERE
 from benchmarks.tuning import results
 from hasten.cli import doctor, explain
 from hasten.cli.main import app

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks import rows as rows_module
-from benchmarks.more_tables import packing_table, search_table
 from benchmarks.packing import goal_verdict
 from benchmarks.rows import Rows
 from benchmarks.search import keep_exhaustive
 from benchmarks.search_space import MAX_SECONDS, MAX_SUBSETS, declare, declared_seconds, subsets
 from benchmarks.search_verdict import arms_of, best_plans, judge_search, latest, summary
+from benchmarks.tables.method import search
+from benchmarks.tables.techniques import packing
 from hasten.core.card import Judge
 from hasten.core.errors import HastenError
 from hasten.core.machine import read_machine
@@ -185,16 +186,16 @@ def test_packing_reaches_its_goal_only_with_the_whole_interval(low: float | None
 
 def test_rows_are_resumed_only_by_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROOT", tmp_path)
-    monkeypatch.setattr(rows_module, "commit_of", lambda _: "abc")
+    monkeypatch.setattr(rows_module, "measured_commit", lambda: "abc")
     first = Rows("some")
     assert first.once("ladder", lambda: {"plan": {"one": {}}})["plan"] == {"one": {}}
     first.add("subset", {"ratio": 1.5})
     again = Rows("some")
     assert again.once("ladder", lambda: pytest.fail("it exists already"))["plan"] == {"one": {}}
     assert [row["ratio"] for row in again.of("subset")] == [1.5]
-    monkeypatch.setattr(rows_module, "commit_of", lambda _: "def")
+    monkeypatch.setattr(rows_module, "measured_commit", lambda: "def")
     assert Rows("some").of("subset") == []
-    monkeypatch.setattr(rows_module, "commit_of", lambda _: "abc+changes")
+    monkeypatch.setattr(rows_module, "measured_commit", lambda: "abc+changes")
     Rows("some").add("subset", {"ratio": 1.0})
     assert Rows("some").of("subset") == []
     again.finish()
@@ -205,7 +206,7 @@ def test_an_exhaustive_search_is_kept_from_this_machine_alone_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "ROOT", tmp_path)
-    monkeypatch.setattr(rows_module, "commit_of", lambda _: "abc")
+    monkeypatch.setattr(rows_module, "measured_commit", lambda: "abc")
     subset = {"kind": "subset", "plan": {"one": {}}, "ratio": 1.5}
     job = {"complete": True, "commit": "old", "candidates": {"chosen": []}, "rows": {"subset": [subset], "side": []}}
     last: dict[str, Any] = {"machine_fingerprint": read_machine().fingerprint(), "jobs": {"image": job}}
@@ -222,14 +223,14 @@ def test_an_exhaustive_search_is_kept_from_this_machine_alone_and_whole(
 
 def test_the_tables_show_what_was_measured_and_what_was_not() -> None:
     job = {"target": "x.py:J", "commit": "abc", **summary(climbed(), MEASURED, rounds(1.0, 1.0), len(MEASURED))}
-    text = "\n".join(search_table({"command": "do it", "jobs": {"x": job}}))
+    text = "\n".join(search({"command": "do it", "jobs": {"x": job}}))
     assert "| one, two | 2.00x |" in text
     assert "6 subsets in 120 s" in text
     assert "The search: 10 s" in text
     several = climbed(plan={"one": {"size": 2}})
     several["space"]["chosen"] = [{"name": "one", "settings": [{"size": 1}, {"size": 2}]}]
     job = {"target": "x.py:J", "commit": "def", "exhaustive_commit": "abc", **summary(several, MEASURED, [], len(MEASURED))}
-    lines = search_table({"command": "do it", "jobs": {"x": job}})
+    lines = search({"command": "do it", "jobs": {"x": job}})
     assert "The search's plan: one (size=2)." in lines
     assert "The subsets were measured at commit abc, the search ran at def." in lines
     assert "The subsets were measured at" not in text
@@ -238,6 +239,6 @@ def test_the_tables_show_what_was_measured_and_what_was_not() -> None:
     against = {"against_rival": compared, "against_cut": {"ratio": None}, "against_padded": compared}
     row = {"target": "x.py:J", "data": {"padding_frac": padding}, **against, "verdict": "met", "why": ""}
     skipped = {"target": "y.py:J", "skipped": "not measured: no data"}
-    text = "\n".join(packing_table({"command": "do it", "goal": 1.2, "jobs": {"x": row, "y": skipped}}))
+    text = "\n".join(packing({"command": "do it", "goal": 1.2, "jobs": {"x": row, "y": skipped}}))
     assert "| `x.py:J` | 80% | 50% | 10% | 2.00x (1.90 to 2.10) | - | 2.00x (1.90 to 2.10) | met |" in text
     assert "not measured: no data" in text

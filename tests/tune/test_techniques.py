@@ -13,8 +13,8 @@ from benchmarks import rows as kept_rows
 from benchmarks import techniques
 from benchmarks.__main__ import NAMES
 from benchmarks.catalogue import shipped
-from benchmarks.more_tables import techniques_table
-from benchmarks.technique_table import CASES, ELSEWHERE, NOT_HERE, Case
+from benchmarks.tables import techniques as technique_tables
+from benchmarks.technique_cases import CASES, ELSEWHERE, NOT_HERE, Case
 from benchmarks.techniques import Bench, Effort, held_against, measure, peaks, run_techniques
 from hasten.core.card import Judge, Numerics
 from hasten.core.errors import HastenError, MachineError, PlanError
@@ -65,7 +65,7 @@ def test_no_case_appears_twice() -> None:
 
 
 def test_every_technique_is_measured_here_or_elsewhere_or_has_a_reason() -> None:
-    """To add a technique, add a line to benchmarks/technique_table.py: a case, its own benchmark, or a reason for none."""
+    """To add a technique, add a line to benchmarks/technique_cases.py: a case, its own benchmark, or a reason for none."""
     places = [{case.technique for case in CASES}, set(ELSEWHERE), set(NOT_HERE)]
     counted = Counter(name for place in places for name in place)
     assert sorted(counted) == sorted(shipped())
@@ -231,7 +231,7 @@ def test_some_rows_may_be_measured_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert [(row["key"], row["comparison"]["ratio"]) for row in written["rows"]] == [(first.key, 2.0), (second.key, 3.0)]
     assert written["outcomes"] == {"faster": 2}
     assert written["command"] == "python -m benchmarks techniques --count 3"
-    table = "\n".join(techniques_table({**written, "machine": "two cores"}))
+    table = "\n".join(technique_tables.table({**written, "machine": "two cores"}))
     assert f"| `{first.technique}` | some job | 2.00x (2.00 to 2.00) | - | faster, by the time of an epoch |" in table
     assert "2 cases of 2 techniques: 2 faster." in table
     with pytest.raises(HastenError, match="nothing_of_the_kind"):

@@ -1,4 +1,4 @@
-"""Tables of what monitoring offers, made from the cards of samplers and sinks."""
+"""Tables of monitoring, alerts and checks: what the cards of samplers and sinks say, and what was measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.groundtruth.kept import machines
+from benchmarks.result_file import machines
 from hasten.monitor.catalogue import samplers, sinks
 from hasten.monitor.metric import OWN, TRAINING, Card
 

@@ -1,53 +1,20 @@
-"""Write the tables of the documentation from benchmarks/results, so that no number is typed by hand.
-
-`TABLES` names the tables that pages of the site take by a marker (`docs/hooks/build.py`). `python -m benchmarks.tables`
-writes the two that are kept in files: the block of README.md, and the measurements that ship with the package.
-"""
+"""All results in one table, and the few that README.md shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import catalogue, monitor_cost, monitor_tables, pruning_scripts, pruning_techniques, size_tables
-from benchmarks.checkpoints import table as checkpoint_table
 from benchmarks.data_layer import table as data_layer
 from benchmarks.datacube import table as datacube
 from benchmarks.dialogue import table as dialogue
 from benchmarks.groundtruth import table as groundtruth
-from benchmarks.more_tables import (
-    checkpointing_table,
-    gate_table,
-    packing_table,
-    rivals_table,
-    search_table,
-    techniques_table,
-    techniques_words,
-)
-from benchmarks.pipeline import queue_table, readers_table
 from benchmarks.public import page as public
 from benchmarks.recipes import table as recipes
-from benchmarks.record import ROOT
-from benchmarks.tuning import DIAGNOSIS, results
-from hasten.core.files import write_atomically
-
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+from benchmarks.tables.monitor import check_words
+from benchmarks.tables.techniques import techniques_words
 
 Found = Mapping[str, Any]
-
-
-def main() -> None:
-    """Write README.md's block, and the measurements that ship with the package."""
-    put_between(ROOT / "README.md", readme_table(results()))
-    catalogue.main()
-
-
-def put_between(path: Path, text: str) -> None:
-    """Put tables between the markers of a page."""
-    before, rest = path.read_text(encoding="utf-8").split(BEGIN, maxsplit=1)
-    after = rest.split(END, maxsplit=1)[1]
-    write_atomically(path, before + BEGIN + "\n" + text + END + after)
 
 
 def readme_table(found: Found) -> str:
@@ -126,7 +93,8 @@ def _false_verdicts(aa: Mapping[str, Any]) -> str:
     return f"{aa['false_verdicts']} false verdicts in {aa['comparisons']} comparisons"
 
 
-def _pipeline_kills(found: Found) -> str:
+def pipeline_kills(found: Found) -> str:
+    """Return how many kills pipelines survived."""
     chaos = found["pipeline"]["parts"]["chaos"]
     kills = sum(chaos["kills"].values())
     return (
@@ -144,7 +112,7 @@ def _honesty(found: Found) -> list[Line]:
         words = "; ".join(f"+{percent} % found in {row['found']} of {row['comparisons']}" for percent, row in tried.items())
         rows.append(("power: injected slowdowns", words, power))
     if checks := found.get("check"):
-        rows.append(("`hasten check` of commits whose slowdown is known", monitor_tables.check_words(checks), checks))
+        rows.append(("`hasten check` of commits whose slowdown is known", check_words(checks), checks))
     if cost := found.get("own_cost"):
         words = "; ".join(_cost(cost[name]) for name in ("text", "tiny"))
         rows.append(("cost of profiling", words, cost))
@@ -204,109 +172,3 @@ def _scripts_and_rivals(found: Found) -> list[Line]:
 def _cost(job: dict[str, Any]) -> str:
     low, high = job["profiling_cost_interval"]
     return f"{job['profiling_cost_frac']:.2%} ({low:.2%} to {high:.2%}) of a {job['update_ms']:.1f} ms update"
-
-
-def tunings(found: Found) -> str:
-    """Return the gain of each technique in each tuned job."""
-    tuned: dict[str, Any] = {name: found[name]["evidence"] for name in ("tune_text", "tune_image") if name in found}
-    tuned |= {name: found["tune_diagnosis"][name] for name in DIAGNOSIS if "tune_diagnosis" in found}
-    lines: list[str] = []
-    for evidence in tuned.values():
-        measured = [rung for rung in evidence["rungs"] if rung["comparison"] and rung["comparison"]["ratio"]]
-        rest = [rung for rung in evidence["rungs"] if rung not in measured]
-        late = [rung["name"] for rung in rest if rung["outcome"] == "undecided"]
-        unfit = [rung["name"] for rung in rest if rung["outcome"] != "undecided"]
-        final = evidence["final"]
-        words = f"Whole plan: **{final['ratio']:.2f}x** ({final['low']:.2f} to {final['high']:.2f})." if final else ""
-        lines += [f"## `{evidence['job']['target']}`", "", f"{evidence['bottleneck']['words']} {words}", ""]
-        if measured:
-            lines += [
-                "| candidate | outcome | gain | ceiling | numerics |",
-                "|---|---|---|---|---|",
-                *map(_rung, measured),
-                "",
-            ]
-        lines += [f"- No time left in the budget: {_names(late)}."] if late else []
-        lines += [f"- Does not fit, or could bring too little: {_names(unfit)}.", ""]
-    return "\n".join(lines)
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in dict.fromkeys(names))
-
-
-def _rung(rung: dict[str, Any]) -> str:
-    most = f"{rung['predicted_max_gain']:.2f}x" if rung["predicted_max_gain"] else "-"
-    seen = rung["comparison"]
-    gate = f"{rung['numerics']['class']}: {rung['numerics']['verdict'].replace('_', ' ')}" if rung["numerics"] else "-"
-    settings = ", ".join(f"{key}={value}" for key, value in rung["settings"].items())
-    name = f"`{rung['name']}`" + (f"<br>{settings}" if settings else "")
-    return (
-        f"| {name} | {rung['outcome']} | {seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f}) | {most} | {gate} |"
-    )
-
-
-def rivals(found: Found) -> str:
-    """Return the example jobs trained with other libraries."""
-    return "\n".join(line for name in ("rivals_text", "rivals_image") if name in found for line in rivals_table(found[name]))
-
-
-def plan_example(found: Found) -> str:
-    """Return a recorded plan."""
-    return f"```toml\n{found['tune_text']['evidence']['plan_toml'].strip()}\n```"
-
-
-def _lines(name: str, table: Callable[[Any], list[str]]) -> Callable[[Found], str]:
-    return lambda found: "\n".join(table(found[name]))
-
-
-TABLES: Mapping[str, Callable[[Found], str]] = {
-    "checkpointing": _lines("checkpointing", checkpointing_table),
-    "checkpoints": lambda found: checkpoint_table.table(found["checkpoints"]),
-    "data": lambda found: data_layer.tables(found["data"]),
-    "datacube_goals": lambda found: datacube.goals(found["datacube"]),
-    "datacube_regrid": lambda found: datacube.regrid(found["datacube"]),
-    "detection": lambda found: recipes.detection(found["recipes"]),
-    "gate": _lines("gate", gate_table),
-    "gpu_only": catalogue.gpu_only,
-    "groundtruth_cost": lambda found: groundtruth.cost(found["groundtruth"]),
-    "groundtruth_rival": lambda found: groundtruth.rival(found["groundtruth"]),
-    "groundtruth_score": lambda found: groundtruth.score(found["groundtruth"]),
-    "groundtruth_scripts": lambda found: groundtruth.scripts(found["groundtruth"]),
-    "dialogue_packing": lambda found: dialogue.packing(found["dialogue"]),
-    "dialogue_steps": lambda found: dialogue.steps(found["dialogue"]),
-    "dialogue_goals": lambda found: dialogue.goals(found["dialogue"]),
-    "dialogue_ways": lambda found: dialogue.ways(found["dialogue"]),
-    "identifiers": lambda found: dialogue.identifiers(found["dialogue"]),
-    "in_scripts": catalogue.in_scripts,
-    "size_jobs": lambda found: size_tables.jobs(found["size"]),
-    "size_two_ranks": lambda found: size_tables.two_ranks(found["size"]),
-    "size_planned": lambda found: size_tables.planned(found["size"]),
-    "alerts_found": monitor_tables.alerts_table,
-    "alerts_limits": monitor_tables.limits_table,
-    "check_example": monitor_tables.check_example,
-    "check_verdicts": monitor_tables.check_table,
-    "metrics": monitor_tables.metrics_table,
-    "monitor_cost": lambda found: monitor_cost.table(found["monitor_cost"]),
-    "ocr": lambda found: recipes.ocr(found["recipes"]),
-    "packing": _lines("packing", packing_table),
-    "pipeline_kills": _pipeline_kills,
-    "pipeline_queue": queue_table.table,
-    "pipeline_readers": readers_table.table,
-    "plan_example": plan_example,
-    "public": lambda found: public.tables(found["public"]),
-    "removed_ocr": lambda found: recipes.pruned(found["pruning_ocr"]),
-    "removed_scripts": lambda found: pruning_scripts.table(found["pruning_scripts"]),
-    "removed_techniques": lambda found: pruning_techniques.removed(found["pruning_techniques"]),
-    "rivals": rivals,
-    "search": _lines("search", search_table),
-    "sinks": monitor_tables.sinks_table,
-    "summary": summary,
-    "techniques": _lines("techniques", techniques_table),
-    "tunings": tunings,
-}
-"""Name of a marker -> the function that makes its table from all results."""
-
-
-if __name__ == "__main__":
-    main()

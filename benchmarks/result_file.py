@@ -3,79 +3,64 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, provenance, record
-from hasten.core.machine import read_machine
-from hasten.core.provenance import commit_of
+from benchmarks.record import CHANGED, RESULTS, measured_commit, provenance, record
 
 Row = dict[str, Any]
 
 WHERE = ("machine", "machine_fingerprint", "versions")
 """The fields of `benchmarks.record.provenance` that say where something was measured."""
-_CHANGED = "+changes"
 
 
-def measured_commit() -> str:
-    """Return the measured commit, with `+changes` if files other than results differ from it or git is unavailable."""
-    found = commit_of(ROOT) or f"unknown{_CHANGED}"
-    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    clean = done.returncode == 0 and not done.stdout.strip()
-    return found.removesuffix(_CHANGED) if clean else found
-
-
-class Kept:
-    """The content of a result file, by default of this machine only: named rows with their parts, and separate parts.
+class ResultFile:
+    """The content of a result file: named rows with their parts, and separate parts. Each says where it was measured.
 
     Args:
         name: Name of the result.
         command: Command that repeats the measurement.
         result: Assembles the whole result from the rows and the separate parts.
-        elsewhere: Also keep rows of other machines; each part then records where it was measured.
 
     Attributes:
-        rows: Rows by name; each part of a row records its commit.
+        rows: Rows by name; each part of a row records its commit and its machine.
         beside: Parts that belong to no row.
     """
 
-    def __init__(
-        self, name: str, command: str, result: Callable[[Mapping[str, Row], Row], Row], *, elsewhere: bool = False
-    ) -> None:
+    def __init__(self, name: str, command: str, result: Callable[[Mapping[str, Row], Row], Row]) -> None:
         self.name, self.command, self._result = name, command, result
         self.path = RESULTS / f"{name}.json"
         self.commit = measured_commit()
-        told = provenance() if elsewhere else {}
-        self._where = {"where": {key: told[key] for key in WHERE}} if elsewhere else {}
+        told = provenance()
+        self._where = {key: told[key] for key in WHERE}
         self.rows: dict[str, Row] = {}
         self.beside: Row = {}
         if not self.path.exists():
             return
         found = json.loads(self.path.read_text(encoding="utf-8"))
-        here = found.get("machine_fingerprint") == read_machine().fingerprint()
-        if here or elsewhere:
-            self.rows = {row["name"]: row for row in found.get("rows", [])}
-        if here:
-            self.beside = found.get("beside", {})
-        if elsewhere:
-            for part in (part for row in self.rows.values() for part in row.values() if _is_part(part)):
-                part.setdefault("where", {key: found[key] for key in WHERE if key in found})
+        self.rows = {row["name"]: row for row in found.get("rows", [])}
+        self.beside = found.get("beside", {})
+        for part in (part for row in (*self.rows.values(), self.beside) for part in row.values() if _is_part(part)):
+            part.setdefault("where", {key: found[key] for key in WHERE if key in found})
 
     def fresh(self, part: Mapping[str, Any] | None) -> bool:
-        """Return whether a part was measured at the current commit; never if files were changed."""
-        return part is not None and not self.commit.endswith(_CHANGED) and part["commit"] == self.commit
+        """Return whether a part was measured on this machine at the current commit; never if files were changed."""
+        if part is None or self.commit.endswith(CHANGED) or part["commit"] != self.commit:
+            return False
+        return bool(part["where"]["machine_fingerprint"] == self._where["machine_fingerprint"])
 
     def put(self, name: str, part: str, found: Row) -> None:
         """Store a part of a row, and write the file."""
-        self.rows.setdefault(name, {"name": name})[part] = {**found, "commit": self.commit, **self._where}
+        self.rows.setdefault(name, {"name": name})[part] = self._signed(found)
         self.save()
 
     def put_beside(self, part: str, found: Row) -> None:
         """Store a part that belongs to no row, and write the file."""
-        self.beside[part] = {**found, "commit": self.commit}
+        self.beside[part] = self._signed(found)
         self.save()
+
+    def _signed(self, found: Row) -> Row:
+        return {**found, "commit": self.commit, "where": self._where}
 
     def save(self) -> None:
         """Write the file: the recomputed score, the rows, and the separate parts."""

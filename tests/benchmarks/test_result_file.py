@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from benchmarks import record as record_module
-from benchmarks.groundtruth import kept as kept_module
+from benchmarks import result_file
 from benchmarks.groundtruth import score, table
-from benchmarks.groundtruth.kept import Kept, measured_commit
 from benchmarks.groundtruth.truth import load_truth
+from benchmarks.record import measured_commit
+from benchmarks.result_file import ResultFile, machines
+from hasten.core.machine import read_machine
 
 NAMES = ("slow_decode", "recompiles", "one_thread", "clean_mlp")
 PLACE = f"slow_decode.py:{load_truth()['slow_decode'].lines[0]}"
@@ -31,13 +33,13 @@ ROUNDS = [{"round": n, "seconds": {"unwatched": [2e-3], "watched by hasten": [2.
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a separate folder of results, with a commit without changes."""
     monkeypatch.setattr(record_module, "RESULTS", tmp_path)
-    monkeypatch.setattr(kept_module, "RESULTS", tmp_path)
-    monkeypatch.setattr(kept_module, "measured_commit", lambda: "abc")
+    monkeypatch.setattr(result_file, "RESULTS", tmp_path)
+    monkeypatch.setattr(result_file, "measured_commit", lambda: "abc")
     return tmp_path / "groundtruth.json"
 
 
-def opened() -> Kept:
-    return Kept("groundtruth", "score", score.whole)
+def opened() -> ResultFile:
+    return ResultFile("groundtruth", "score", score.whole)
 
 
 def scripts(measures: dict[str, Callable[[Any], dict[str, Any]]], *, again: bool = False) -> None:
@@ -68,10 +70,10 @@ def test_what_was_measured_at_this_commit_is_not_measured_again(results: Path, m
     assert called == list(NAMES)
     scripts({"profile": measure}, again=True)
     assert len(called) == 2 * len(NAMES)
-    monkeypatch.setattr(kept_module, "measured_commit", lambda: "def")
+    monkeypatch.setattr(result_file, "measured_commit", lambda: "def")
     scripts({"profile": measure})
     assert len(called) == 3 * len(NAMES)
-    monkeypatch.setattr(kept_module, "measured_commit", lambda: "def+changes")
+    monkeypatch.setattr(result_file, "measured_commit", lambda: "def+changes")
     scripts({"profile": measure})
     scripts({"profile": measure})
     assert len(called) == 5 * len(NAMES)  # the changes are not recorded
@@ -88,19 +90,24 @@ def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
     assert rows["recompiles"]["tune"] is None  # the catalogue has nothing
 
 
-def test_the_rows_of_another_machine_are_not_reused(results: Path) -> None:
+def test_parts_of_another_machine_stay_until_they_are_measured_here(results: Path) -> None:
     scripts({"profile": lambda _: dict(PROFILE)})
     found = json.loads(results.read_text())
-    assert opened().rows
-    results.write_text(json.dumps({**found, "machine_fingerprint": "another"}))
-    assert not opened().rows
+    for row in found["rows"]:
+        (row["profile"] or {}).pop("where", None)
+    results.write_text(json.dumps({**found, "machine": "there", "machine_fingerprint": "another"}))
+    assert machines(opened().rows.values()) == "there"
+    assert not opened().fresh(opened().rows["slow_decode"]["profile"])
+    scripts({"profile": lambda _: dict(PROFILE)})
+    assert opened().fresh(opened().rows["slow_decode"]["profile"])
+    assert machines(opened().rows.values()) == read_machine().summary()
 
 
 def test_result_files_are_no_change_of_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
 
-    monkeypatch.setattr(kept_module, "ROOT", tmp_path)
+    monkeypatch.setattr(record_module, "ROOT", tmp_path)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     (tmp_path / "code.py").write_text("1\n")
     git("init", "-q")
@@ -130,7 +137,7 @@ def test_the_parts_that_are_asked_for_are_measured(
     measured: list[str] = []
     costs: list[Any] = []
 
-    def run(_kept: Kept, cases: Any, measures: Any, *, again: bool) -> None:
+    def run(_kept: ResultFile, cases: Any, measures: Any, *, again: bool) -> None:
         measured.extend(measures)
 
     monkeypatch.setattr(score, "run_scripts", run)

@@ -1,4 +1,4 @@
-"""Write the tables of the guide on sizes from the recorded result."""
+"""Tables of the guide on sizes."""
 
 from __future__ import annotations
 
