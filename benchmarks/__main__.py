@@ -105,7 +105,7 @@ def main() -> None:
         help="only these cases or jobs (gate, techniques, search, proof); other rows stay",
     )
     parser.add_argument(
-        "--kept", action="store_true", help="search: keep the recorded exhaustive search, run the ladder again"
+        "--kept", action="store_true", help="search: keep the recorded exhaustive search, and run only Hasten's own again"
     )
     asked = parser.parse_args()
     if asked.kept and asked.name != "search":
