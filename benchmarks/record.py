@@ -81,8 +81,9 @@ def provenance() -> dict[str, Any]:
 def without_paths(value: Any) -> Any:
     """Replace the folders of this checkout and this Python with placeholders: they only describe one machine."""
     if isinstance(value, str):
-        for folder, name in ((sys.prefix, "<environment>"), (str(ROOT), "."), (str(Path.home()), "~")):
-            value = value.replace(f"{folder}/", f"{name}/")
+        for folder, name in ((Path(sys.prefix), "<environment>"), (ROOT, "."), (Path.home(), "~")):
+            for path in (folder, folder.resolve()):  # the environment may be a link
+                value = value.replace(f"{path}/", f"{name}/")
         return value
     if isinstance(value, Mapping):
         return {key: without_paths(item) for key, item in value.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,14 @@ def test_the_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
         score.main(["--help"])
     said = capsys.readouterr().out
     assert all(part in said for part in score.PARTS)
+
+
+def test_results_name_no_folder_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    monkeypatch.setattr(sys, "prefix", str(link))
+    found = record_module.without_paths(
+        {"a": [f"{link}/bin/python"], "b": f"{real}/lib/libgomp.so", "c": f"{record_module.ROOT}/x"}
+    )
+    assert found == {"a": ["<environment>/bin/python"], "b": "<environment>/lib/libgomp.so", "c": "./x"}
