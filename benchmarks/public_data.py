@@ -9,4 +9,4 @@ from benchmarks.record import ROOT
 
 PUBLIC_DATA = Path(os.environ.get("HASTEN_DATA") or ROOT.resolve().parent / "shared" / "data")
 CONVERSATIONS = PUBLIC_DATA / "counsel" / "conversations.jsonl"
-NOT_THERE = f"The public data sets are not in {PUBLIC_DATA}: set HASTEN_DATA to the folder that holds them."
+NOT_THERE = f"the public data sets are not in {PUBLIC_DATA}: set HASTEN_DATA to the folder that holds them"

@@ -28,7 +28,7 @@ def conversations() -> list[bytes]:
         JobError: The file is missing.
     """
     if not CONVERSATIONS.is_file():
-        raise JobError(NOT_THERE)
+        raise JobError(f"{NOT_THERE}.")
     rows = [json.loads(line) for line in CONVERSATIONS.read_text(encoding="utf-8").splitlines()]
     texts = ["\n".join(f"{turn['role']}: {turn['content']}" for turn in row["messages"]).encode() for row in rows]
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))

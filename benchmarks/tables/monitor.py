@@ -102,11 +102,10 @@ def check_table(found: Mapping[str, Any]) -> str:
 
 def check_example(found: Mapping[str, Any]) -> str:
     """Return what a recorded check of commits that are 10 % slower printed."""
-    result = found.get("check")
-    if result is None:
+    checks = (row["check"] for row in found.get("check", {}).get("rows", ()))
+    shown = next((check for check in checks if check["injected_frac"] == 0.1 and check["verdict"] == "slower"), None)
+    if shown is None:
         return NOT_YET.format("python -m benchmarks check")
-    checks = (row["check"] for row in result["rows"])
-    shown = next(check for check in checks if check["injected_frac"] == 0.1 and check["verdict"] == "slower")
     lines = [f"{shown['candidate']['name']} against {shown['base']['name']}: {shown['method']}"]
     lines += [shown["phases"]["words"], shown["memory"]["words"]]
     lines += ["the training losses are bit-equal"] if shown["equal_losses"] else []

@@ -30,7 +30,7 @@ def table(result: dict[str, Any]) -> list[str]:
         without, with_it = memory.get("without_bytes"), memory.get("with_bytes")
         told = f"{without / 2**20:.0f} to {with_it / 2**20:.0f} MiB" if without and with_it else "-"
         measured = row["outcome"] == "measured"
-        speed = f"{seen['ratio']:.2f}x ({seen['low']:.2f} to {seen['high']:.2f})" if measured else "-"
+        speed = ratio_words(seen) if measured else "-"
         outcome = f"{row['verdict']}{compared_words(row)}" if measured else f"{row['outcome']}: {row['reason']}"
         chosen = "".join(f"<br>{name}={value}" for name, value in row["settings"].items())
         cells = [f"`{row['technique']}`{chosen}", words_of(row), speed, told, outcome]

@@ -80,3 +80,4 @@ def test_the_example_shows_what_a_slower_check_printed() -> None:
     ]
     example = check_example({"check": {"rows": [{"check": row} for row in checks]}})
     assert example.splitlines()[1:-1] == [*slower.details(), slower.headline]
+    assert check_example({"check": {"rows": [{"check": checks[0]}]}}).startswith("Not measured yet")

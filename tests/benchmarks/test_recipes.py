@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.recipes import marginal, table
 from benchmarks.recipes.run import figures
+from benchmarks.record import ROOT
 from benchmarks.tuning import results
+
+JOBS = ROOT / "benchmarks" / "recipes" / "jobs"
 
 
 def interval(ratio: float) -> dict[str, float]:
@@ -104,3 +111,13 @@ def test_what_the_pieces_brought_follows_from_the_recorded_samples() -> None:
         assert f"| {row['what']} | {row['lines']} |" in page
     kept = {row["piece"] for row in recorded["rows"] if row["decision"] == "stays"}
     assert kept <= marginal.PIECES.keys()
+
+
+@pytest.mark.parametrize("target", ["bccd.py:NaiveBccdJob", "sroie.py:NaiveSroieJob"])
+def test_a_job_file_loads_by_its_path_from_any_folder(target: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = f"from hasten.core.target import load_job; print(load_job({str(JOBS / target)!r}).batch_size)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0

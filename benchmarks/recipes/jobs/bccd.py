@@ -6,9 +6,10 @@ hasten run benchmarks/recipes/jobs/bccd.py:BccdJob --plan hasten-out/hasten.toml
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
+from pathlib import Path
 
-from benchmarks.public_data import PUBLIC_DATA
 from hasten.core.errors import MachineError
 from hasten.recipes.detection.augment import Augmentation
 from hasten.recipes.detection.job import DetectionJob
@@ -16,7 +17,8 @@ from hasten.recipes.detection.labels import Labelled, read_labels
 from hasten.recipes.detection.naive import NaiveDetectionJob
 from hasten.recipes.findings import Findings
 
-FOLDER = PUBLIC_DATA / "bccd"
+FOLDER = Path(os.environ.get("HASTEN_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data") / "bccd"
+"""As benchmarks/public_data.py, which cannot be imported here: `hasten tune` loads this file by its path."""
 AUGMENTATION = Augmentation(upside_down_frac=0.5)
 """Microscope images have no preferred orientation."""
 

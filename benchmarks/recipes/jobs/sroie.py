@@ -10,12 +10,15 @@ most of a receipt, slightly rotated and scaled.
 
 from __future__ import annotations
 
-from benchmarks.public_data import PUBLIC_DATA
+import os
+from pathlib import Path
+
 from hasten.recipes.ocr.augment import AugmentSettings
 from hasten.recipes.ocr.job import OcrJob
 from hasten.recipes.ocr.naive import NaiveOcrJob
 
-FOLDER = PUBLIC_DATA / "sroie"
+FOLDER = Path(os.environ.get("HASTEN_DATA") or Path(__file__).resolve().parents[4] / "shared" / "data") / "sroie"
+"""As benchmarks/public_data.py, which cannot be imported here: `hasten tune` loads this file by its path."""
 
 
 class SroieJob(OcrJob):
