@@ -28,7 +28,7 @@ from hasten.optimizations.loader_workers import LoaderWorkers
 from hasten.optimizations.sample_cache import SampleCache
 from hasten.optimizations.sample_store import SampleStore
 from hasten.script.data.equality import difference
-from hasten.script.data.guard import COMPARED_SAMPLES, PureLoad
+from hasten.script.data.guard import MOST_COMPARED, PureLoad
 from hasten.script.data.loading import Loading
 from hasten.script.patches import Patches
 from hasten.script.plan.live import script_live
@@ -299,7 +299,7 @@ def test_a_table_is_gathered_as_it_is_now() -> None:
 
 
 def test_a_change_of_one_percent_of_many_samples_is_seen_by_the_cache(tmp_path: Path) -> None:
-    num = 2 * COMPARED_SAMPLES
+    num = 2 * MOST_COMPARED
 
     def labels_of(items: tuple[Optimization, ...]) -> list[Any]:
         script = Script(tmp_path / "scale", 0, persistent=False, num=num)

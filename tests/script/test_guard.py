@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,14 @@ from hasten.optimizations.parts.sample_caching import MISSING
 from hasten.optimizations.parts.stacked_samples import StackedSamples
 from hasten.script.data.equality import moved_generator
 from hasten.script.data.guard import (
+    CHANGED_ONE_IN,
     COMPARED_FRAC,
-    COMPARED_SAMPLES,
-    FOUND_FRAC,
     MISSED_PROBABILITY,
+    MOST_COMPARED,
     PureLoad,
     Reads,
     Trust,
+    compared_samples,
 )
 
 NUM = 10
@@ -100,8 +103,18 @@ def value(sample: Any) -> float:
 
 
 def test_as_many_are_compared_as_find_a_change_of_one_percent() -> None:
-    assert (1 - FOUND_FRAC) ** COMPARED_SAMPLES <= MISSED_PROBABILITY < (1 - FOUND_FRAC) ** (COMPARED_SAMPLES - 1)
-    assert COMPARED_SAMPLES == 688
+    same = 1 - 1 / CHANGED_ONE_IN
+    assert same**MOST_COMPARED <= MISSED_PROBABILITY < same ** (MOST_COMPARED - 1)
+    assert MOST_COMPARED == 688
+
+
+@pytest.mark.parametrize("num", [1, 5, 99, 100, 101, 250, 1797, 5000, 12000, 10**6])
+def test_of_a_small_dataset_fewer_are_compared(num: int) -> None:
+    compared, changed = compared_samples(num), -(-num // CHANGED_ONE_IN)
+    assert 0 < compared <= min(num, MOST_COMPARED)
+    assert Fraction(math.comb(num - changed, compared), math.comb(num, compared)) <= MISSED_PROBABILITY
+    if 1000 < num < 10000:
+        assert compared < MOST_COMPARED
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -113,11 +126,11 @@ def test_every_epoch_begins_with_comparisons_and_goes_on_with_as_many(num: int, 
         before = guarded.dataset.visits
         guarded.load.begin_epoch()
         first = guarded.dataset.visits - before
-        assert first == min(COMPARED_SAMPLES, num)
+        assert first == compared_samples(num)
         assert [value(sample) for sample in guarded.load.__getitems__(list(range(num)))] == list(range(num))
         later = guarded.dataset.visits - before - first
-        assert min(COMPARED_SAMPLES, num) <= later + 1
-        assert abs(later - max(COMPARED_SAMPLES, COMPARED_FRAC * num)) <= 1 or later == num
+        assert compared_samples(num) <= later + 1
+        assert abs(later - max(compared_samples(num), COMPARED_FRAC * num)) <= 1
     assert guarded.lost == []
 
 
@@ -153,7 +166,18 @@ def test_a_trial_pays_for_the_comparisons_of_a_start_that_it_does_not_see() -> N
     guarded.load.spread_comparisons()
     guarded.load.spread_comparisons()
     guarded.load.__getitems__(list(range(12000)))
-    assert abs(guarded.dataset.visits - before - COMPARED_FRAC * 12000 - COMPARED_SAMPLES) <= 1
+    assert abs(guarded.dataset.visits - before - COMPARED_FRAC * 12000 - compared_samples(12000)) <= 1
+
+
+def test_a_trial_pays_no_start_twice() -> None:
+    guarded = Guarded(Rows(1500), copies=False)
+    guarded.epoch(100)
+    guarded.load.spread_comparisons()
+    for _ in range(2):  # each epoch is seen from its start
+        before = guarded.dataset.visits
+        guarded.epoch(100)
+        assert abs(guarded.dataset.visits - before - 2 * compared_samples(1500)) <= 1
+        guarded.load.spread_comparisons()
 
 
 @pytest.mark.parametrize("begins", [True, False])
@@ -269,9 +293,9 @@ class GatheredRows(Guarded):
 
 def test_a_gathered_batch_is_compared_with_fresh_samples() -> None:
     gathered = GatheredRows()
-    gathered.load._rate = COMPARED_FRAC
     gathered.load.begin_epoch()
     assert gathered.dataset.visits == 64
+    gathered.load._rate = COMPARED_FRAC
     for start in range(0, 64, 16):
         batch = gathered.load.batch(list(range(start, start + 16)))
         assert batch[0][:, 0].tolist() == list(range(start, start + 16))

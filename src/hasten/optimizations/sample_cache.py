@@ -3,8 +3,8 @@
 Relieves:  input: reading, decoding and resizing run once, not in every epoch.
 Numerics:  exact: the random transform still runs each time a sample is used.
 Limits:    the job must declare its deterministic part. All samples must fit in memory. One process only, because each worker
-           would fill its own cache. A script declares nothing, so each epoch first compares 688 random cached samples with
-           freshly read ones, and about as many during the epoch. The first difference disables the cache.
+           would fill its own cache. A script declares nothing, so each epoch first compares up to 688 random cached samples
+           with freshly read ones, and at least as many during the epoch. The first difference disables the cache.
 
 If PyTorch's default collate function makes a script's batches, samples are kept as rows of tensors, and a batch is gathered
 by one call per tensor.

@@ -26,24 +26,34 @@ from hasten.core.seeding import RandomState, get_random_state, set_random_state
 from hasten.optimizations.parts.sample_caching import MISSING
 from hasten.script.data.equality import difference, moved_generator
 
-FOUND_FRAC, MISSED_PROBABILITY = 0.01, 0.001
-"""Share of changed samples that must be detected, and the largest probability of missing them."""
-COMPARED_SAMPLES = math.ceil(math.log(MISSED_PROBABILITY) / math.log(1 - FOUND_FRAC))
-"""Number of random samples that is sufficient for `FOUND_FRAC` and `MISSED_PROBABILITY`."""
+CHANGED_ONE_IN, MISSED_PROBABILITY = 100, 0.001
+"""A change of one sample in this many must be detected, and the largest probability of missing it."""
+MOST_COMPARED = math.ceil(math.log(MISSED_PROBABILITY) / math.log(1 - 1 / CHANGED_ONE_IN))
+"""Number of random samples that is sufficient for this in a dataset of any size."""
 COMPARED_FRAC = 1 / 16
 """Smallest share of samples that is compared. It detects a change of all samples in the first batch of 16 or more."""
 AT_ONCE = 32
 """Number of samples that are collated to be compared at once, which bounds the memory for it."""
 
 
+def compared_samples(num_samples: int) -> int:
+    """Return how many random samples have to be compared. Of a small dataset it takes fewer, because none is drawn twice.
+
+    If `changed` of all samples have changed, `n` different ones miss them all with a probability of at most
+    `(1 - n / num_samples) ** changed` (hypergeometric distribution).
+    """
+    changed = max(math.ceil(num_samples / CHANGED_ONE_IN), 1)
+    return min(math.ceil(num_samples * (1.0 - MISSED_PROBABILITY ** (1 / changed))), MOST_COMPARED)
+
+
 def compared_frac(num_samples: int) -> float:
     """Return the share of cached samples that is compared when they are used."""
-    return min(max(COMPARED_FRAC, COMPARED_SAMPLES / max(num_samples, 1)), 1.0)
+    return max(COMPARED_FRAC, compared_samples(num_samples) / max(num_samples, 1))
 
 
 def epoch_compared_frac(num_samples: int) -> float:
     """Return the number of comparisons of an epoch, at its start and during it, as a share of all samples. May exceed 1."""
-    return min(COMPARED_SAMPLES / max(num_samples, 1), 1.0) + compared_frac(num_samples)
+    return compared_samples(num_samples) / max(num_samples, 1) + compared_frac(num_samples)
 
 
 class Trust:
@@ -154,7 +164,7 @@ class PureLoad:
         self._kept, self._num, self._copies = kept, num_samples, copies
         self._kept_batch = kept_batch
         self._rate = compared_frac(num_samples)
-        self._given, self._owed = 0, 0.0
+        self._given, self._owed, self._start_compared = 0, 0.0, False
         self._random = random.Random(0)  # noqa: S311 - selects samples to compare; the script's generators stay untouched
 
     def __getitem__(self, index: Any) -> Any:
@@ -206,24 +216,30 @@ class PureLoad:
 
     def begin_epoch(self) -> None:
         """Compare a random selection of cached samples before any of them is used."""
-        self._given = 0
+        self._given, self._rate = 0, compared_frac(self._num)
         if self._trust.reason:
             return
-        before = get_random_state()
+        before, enough, why = get_random_state(), compared_samples(self._num), ""
         cached = (index for index in self._random.sample(range(self._num), self._num) if self._kept(index) is not MISSING)
-        chosen, why = islice(cached, COMPARED_SAMPLES), ""
+        chosen = list(islice(cached, enough))
+        self._start_compared = len(chosen) == enough
         if self._kept_batch is None:
             why = self._why_others(chosen)
-        else:
-            while not why and (some := list(islice(chosen, AT_ONCE))):
-                why = self._why_collated(some, functools.partial(self._collated, some), before)
+        for start in range(0, 0 if self._kept_batch is None else len(chosen), AT_ONCE):
+            some = chosen[start : start + AT_ONCE]
+            if why := self._why_collated(some, functools.partial(self._collated, some), before):
+                break
         if why:
             set_random_state(before)
             self._trust.lose(why, given=False)
 
     def spread_comparisons(self) -> None:
-        """Raise the comparison rate, so that a trial, which sees part of an epoch, bears its share of an epoch's checks."""
-        self._rate = min(epoch_compared_frac(self._num), 1.0)
+        """Raise the comparison rate for the rest of an epoch, so that a trial bears its share of a start it did not see.
+
+        Unchanged if this epoch has begun with all comparisons, as it does in trials that are longer than an epoch.
+        """
+        if not self._start_compared:
+            self._rate = min(epoch_compared_frac(self._num), 1.0)
 
     def _from_cache(self, indices: Sequence[Any]) -> tuple[list[Any] | None, str]:
         """Return samples, or None and the reason why the cache must not be used any more; "" if it may be used again."""
