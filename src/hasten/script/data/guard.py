@@ -43,7 +43,7 @@ def compared_samples(num_samples: int) -> int:
     `(1 - n / num_samples) ** changed` (hypergeometric distribution).
     """
     changed = max(math.ceil(num_samples / CHANGED_ONE_IN), 1)
-    return min(math.ceil(num_samples * (1.0 - MISSED_PROBABILITY ** (1 / changed))), MOST_COMPARED)
+    return min(math.ceil(num_samples * (1.0 - math.pow(MISSED_PROBABILITY, 1 / changed))), MOST_COMPARED)
 
 
 def compared_frac(num_samples: int) -> float:
