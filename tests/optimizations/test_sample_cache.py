@@ -186,3 +186,9 @@ def test_few_samples_of_a_script_are_all_compared_and_many_leave_something_to_ga
     assert "would read as many of the 1000 samples as it saves" in SampleStore.fit(few).reason
     promised = SampleCache.fit(facts(job={"num_samples": 1000})).max_gain_frac
     assert SampleCache.fit(many).max_gain_frac == pytest.approx(0.75 * promised)
+
+
+def test_rows_in_the_memory_of_a_script_are_not_kept_again() -> None:
+    for technique in (SampleCache, SampleStore):
+        assert "in memory already" in technique.fit(facts(job={"in_script": True, "is_table": True})).reason
+        assert technique.fit(facts(job={"in_script": True, "is_table": False})).fits

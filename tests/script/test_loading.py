@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,10 +45,16 @@ from hasten.optimizations.sample_cache import SampleCache
 from hasten.optimizations.sample_store import SampleStore
 from hasten.optimizations.trim_padding import TrimPadding
 from hasten.script.data.equality import difference
+from hasten.script.data.guard import PureLoad
 from hasten.script.data.iterator import ScriptIterator
 from hasten.script.data.loading import Loading
 from hasten.script.patches import Patches
 from hasten.script.plan.live import script_live
+from hasten.script.watch.fetch import Fetch
+from hasten.script.watch.record import Recorder
+from hasten.script.watch.replay import KEPT, Replay
+from hasten.script.watch.seams import Seams
+from hasten.script.watch.trained import Trained
 
 NUM = 26
 
@@ -1059,3 +1066,43 @@ def test_of_loaders_that_are_read_side_by_side_the_slow_one_is_cached(place: int
     finally:
         loading.close()
         patches.restore()
+
+
+@pytest.mark.parametrize("item", [SampleCache(), LoaderWorkers(num_workers=1)], ids=["cache", "workers"])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_an_epoch_after_a_change_is_tested_with_samples_in_a_list(
+    item: Optimization, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples: Any = kind(torch.tensor([float(at)]) for at in range(NUM))
+    loader: DataLoader[Any] = DataLoader(samples, batch_size=4, shuffle=True)
+    with attached(item) as found:
+        for _ in range(2):
+            list(loader)
+        assert found.loading.boundary() == ""
+        if kind is list and isinstance(item, SampleCache):  # a cache without comparisons must be detected
+            monkeypatch.setattr(PureLoad, "begin_epoch", lambda _: None)
+            monkeypatch.setattr(PureLoad, "_chosen", lambda *_: [])
+            assert "differs" in found.loading.boundary()
+        assert found.why == {}
+    assert [float(sample) for sample in samples] == list(range(NUM))
+
+
+def test_a_batch_of_our_workers_is_watched_once(tmp_path: Path) -> None:
+    recorder = Recorder(updates=0, seconds=0.0)
+    seams = Seams(recorder, Fetch(recorder, Trained(), Replay(recorder), folder=tmp_path))
+    errors: list[str] = []
+    seams.on_failure = lambda: errors.append(traceback.format_exc())
+    rows: Any = [(at, float(at)) for at in range(4 * KEPT)]
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=2)
+    plain = list(loader)
+    with attached(LoaderWorkers(num_workers=1)) as found:
+        seams.install()
+        try:
+            epochs = [list(loader), list(loader)]
+        finally:
+            seams.remove()
+        assert found.why == {}
+    assert errors == []
+    assert difference(epochs[0][:KEPT], plain[:KEPT]) == ""
+    assert all(any(difference(batch, kept) == "" for kept in plain[:KEPT]) for epoch in epochs for batch in epoch)
+    assert recorder.has_workers

@@ -49,6 +49,8 @@ def why_nothing_is_kept(facts: Facts) -> Fit | None:
         return Fit.no(
             "the job declares no deterministic part that can be cached: implement deterministic_transform(self, sample)"
         )
+    if job.is_table and job.in_script:
+        return Fit.no("the samples are rows of tensors that are in memory already")
     if job.num_samples is None:
         return Fit.no("samples of an iterable dataset have no index to cache them by")
     per_epoch = job.updates_per_epoch or -(-job.num_samples // (job.accumulation * job.batch_size))

@@ -87,10 +87,11 @@ class WorkerEpoch:
 
     def take(self, index: Any) -> Any:
         """Return the batch of `index` as `Made`, or `MISSED`. Raises errors of the worker."""
-        if not self._given or not same_index(self._given.popleft(), index):
+        if self.stopped or not self._given or not same_index(self._given.popleft(), index):
             return MISSED
-        made: Any = next(self._iterator, MISSED)
-        if made is MISSED:
+        try:
+            made: Any = self._iterator._next_data()  # noqa: SLF001 - `next` would be watched as if the script took two batches
+        except StopIteration:
             return MISSED
         return Made(*made) if self._witnesses else Made(made)
 
@@ -99,7 +100,7 @@ class WorkerEpoch:
         if not self.stopped:
             self.stopped = True
             self._iterator._shutdown_workers()  # noqa: SLF001 - torch calls it when the iterator is collected
-            self._iterator = iter(())
+            self._iterator = None
 
 
 class _Noted:

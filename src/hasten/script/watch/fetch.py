@@ -197,9 +197,11 @@ class Fetch:
 
     def _awaited(self, iterator: Any) -> int | None:
         """Return the process id of the worker that makes the next batch if it is the worker's first; else None."""
-        if self._folder is None or not iterator._num_workers or iterator._rcvd_idx >= iterator._num_workers:  # noqa: SLF001 - as above
+        if self._folder is None or not iterator._num_workers:  # noqa: SLF001 - as above
             return None
         try:
+            if iterator._rcvd_idx >= iterator._num_workers:  # noqa: SLF001 - as above
+                return None
             return int(iterator._workers[iterator._task_info[iterator._rcvd_idx][0]].pid)  # noqa: SLF001 - as above
         except (AttributeError, KeyError, IndexError, TypeError):
             return None

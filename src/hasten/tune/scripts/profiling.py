@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -162,6 +163,7 @@ def _observe(
     replayed = Replay(recorder) if replay else None
     fetch = Fetch(recorder, host.trained, replayed, padding, host.scratch)
     seams, quiet, ended = Seams(recorder, fetch), Patches(), False
+    seams.on_failure = traceback.print_exc  # to the log of the trial
     texts: list[float] = []
     compiled = host.plan.has(Trait.COMPILES)
     with ExitStack() as stack:
@@ -198,6 +200,7 @@ def _traced(host: Host) -> Steps:
     """Trace the operators of a few steps. Returns observations with `operators`."""
     recorder = Recorder(updates=0, seconds=0.0)
     seams, tracer = Seams(recorder, Fetch(recorder, host.trained)), Tracer(recorder)
+    seams.on_failure = traceback.print_exc  # as above
     seams.install(hooks=False, tensor_methods=not host.plan.has(Trait.COMPILES))
     host.watching = seams
     try:
