@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -19,6 +22,10 @@ FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "scripts"
 TRUTH = FOLDER / "truth.toml"
 NO_REMEDY = "none"
+NEEDS = ("cuda", "slow denormals")
+SLOW = 1.3
+"""Denormal numbers are slow if they take this many times as long. A bottleneck must cost as much (`check`)."""
+TURNS = 9
 KEYS = frozenset({"about", "bottleneck", "where", "remedy", "judged_by", "needs", "clean"})
 
 _MARKER = re.compile(r"# truth: (\w+)$")
@@ -36,7 +43,7 @@ class Case:
         lines: Lines where the user should look, counted from 1; empty for clean scripts.
         remedy: Techniques that relieve it; empty if the catalogue has none.
         judged_by: What the fixed twin improves.
-        needs: Device required for the bottleneck to exist; empty for any machine.
+        needs: What the machine needs for the bottleneck to exist: one of `NEEDS`; empty for any machine.
         clean: Whether nothing is injected.
         steps: Training steps of a whole run, the script's own default.
     """
@@ -59,7 +66,27 @@ class Case:
     @property
     def missing(self) -> str:
         """Why the bottleneck cannot exist on this machine; empty if it can."""
-        return "this machine has no NVIDIA GPU" if self.needs == "cuda" and not torch.cuda.is_available() else ""
+        if self.needs == "cuda" and not torch.cuda.is_available():
+            return "this machine has no NVIDIA GPU"
+        if self.needs == "slow denormals" and denormals_ratio() < SLOW:
+            return "this processor computes with denormal numbers at full speed"
+        return ""
+
+
+@functools.cache
+def denormals_ratio() -> float:
+    """Return how many times as long a product takes whose result is denormal; the median of turns."""
+    small, one, ratios = torch.full((1 << 16,), 1e-30), torch.ones(1 << 16), []
+    tiny = small * 1e-10
+    for _ in range(TURNS):
+        seconds = []
+        for factor in (tiny, one):
+            started = perf_counter()
+            for _ in range(TURNS):
+                factor.mul(0.5)
+            seconds.append(perf_counter() - started)
+        ratios.append(seconds[0] / seconds[1])
+    return median(ratios)
 
 
 def load_truth(only: list[str] | None = None) -> dict[str, Case]:
@@ -88,7 +115,7 @@ def read_case(name: str, entry: Mapping[str, Any], source: str) -> Case:
     clean = bool(entry.get("clean", False))
     _known(name, "keys", set(entry), KEYS)
     _known(name, "judged_by", {entry.get("judged_by", "time")}, {"time", "memory"})
-    _known(name, "needs", {entry.get("needs", "")}, {"", "cuda"})
+    _known(name, "needs", {entry.get("needs", "")}, {"", *NEEDS})
     bottleneck = entry.get("bottleneck", [str(Bottleneck.COMPUTE)] if clean else [])
     _known(name, "bottlenecks", set(bottleneck), {str(item) for item in Bottleneck})
     remedy = [item for item in entry.get("remedy", []) if item != NO_REMEDY]
