@@ -38,6 +38,12 @@ def test_other_numbers_of_workers_are_offered(workers: int, expected: list[int])
     assert [setting.num_workers for setting in _offered(LoaderWorkers.fit(given))] == expected
 
 
+@pytest.mark.parametrize(("workers", "most"), [(1, 8.0), (2, 4.0), (16, 50.0)])
+def test_more_workers_are_faster_by_their_number_at_most(workers: int, most: float) -> None:
+    given = facts(job={"num_workers": workers}, on={"cores": 2}, ceilings={"input": 50.0})
+    assert LoaderWorkers.fit(given).max_gain == pytest.approx(most)
+
+
 @pytest.mark.parametrize(
     ("batches", "expected"), [(3, [(3, 1), (1, 2)]), (2, [(2, 1), (1, 2)]), (7, [(3, 2), (4, 1), (1, 2)])]
 )

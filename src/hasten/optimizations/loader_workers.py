@@ -201,10 +201,11 @@ def _overlap_frac(facts: Facts) -> float:
     """Return the largest share of the time that overlap can save, given the number of cores.
 
     If fetching computes, its work and that of training are at best spread over all cores. If the job already uses workers,
-    their computing time is unknown, and only the input ceiling limits the gain.
+    their computing time is unknown: more of them are faster by their number at most; fewer, by the input ceiling.
     """
-    if facts.job.num_workers:
-        return 1.0
+    if own := facts.job.num_workers:
+        most = max((count for count, _, _ in _others(facts)), default=own)
+        return 1.0 - own / most if most > own else 1.0
     cores, data = facts.machine.cores.value, facts.phase_frac.get("data", 0.0)
     rest, busy = 1.0 - data, data * (1.0 - facts.input_wait_frac)
     training = rest * min(facts.operator_threads, cores) if facts.job.device == "cpu" else 0.0
