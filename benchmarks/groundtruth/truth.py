@@ -26,6 +26,7 @@ NEEDS = ("cuda", "slow denormals")
 SLOW = 1.3
 """Denormal numbers are slow if they take this many times as long. A bottleneck must cost as much (`check`)."""
 TURNS = 9
+"""Number of turns of that measurement, and of products in each."""
 KEYS = frozenset({"about", "bottleneck", "where", "remedy", "judged_by", "needs", "clean"})
 
 _MARKER = re.compile(r"# truth: (\w+)$")
@@ -75,12 +76,11 @@ class Case:
 
 @functools.cache
 def denormals_ratio() -> float:
-    """Return how many times as long a product takes whose result is denormal; the median of turns."""
-    small, one, ratios = torch.full((1 << 16,), 1e-30), torch.ones(1 << 16), []
-    tiny = small * 1e-10
+    """Return how many times as long multiplying takes if the numbers are denormal. The median of several turns."""
+    ratios = []
     for _ in range(TURNS):
         seconds = []
-        for factor in (tiny, one):
+        for factor in (torch.full((1 << 16,), 1e-40), torch.ones(1 << 16)):
             started = perf_counter()
             for _ in range(TURNS):
                 factor.mul(0.5)

@@ -93,7 +93,7 @@ def judged(case: Case, row: Mapping[str, Any]) -> Row:
         "clean": case.clean,
         "expected": [str(item) for item in case.bottleneck],
         "remedies": list(case.remedy),
-        "skipped": case.missing,
+        "skipped": "" if profile or tune else case.missing,  # another machine may have measured it
         "profile": profile,
         "tune": tune,
         "traceml": None if traceml is None else traceml | judge_traceml(case, traceml),

@@ -201,7 +201,7 @@ def _overlap_frac(facts: Facts) -> float:
     """Return the largest share of the time that overlap can save, given the number of cores.
 
     If fetching computes, its work and that of training are at best spread over all cores. If the job already uses workers,
-    their computing time is unknown: more of them are faster by their number at most; fewer, by the input ceiling.
+    their computing time is unknown: with more of them, the gain is at most the ratio of their numbers.
     """
     if own := facts.job.num_workers:
         most = max((count for count, _, _ in _others(facts)), default=own)

@@ -23,8 +23,6 @@ BATCHES = 2
 """Number of batches that are compared."""
 LIMIT_S = 60.0
 """Seconds after which the test is stopped."""
-IMMUTABLE = (tuple, range, str, bytes)
-"""Datasets that no script can change."""
 
 
 def after_a_change(loader: Any, planned: Callable[[], Any]) -> str:
@@ -42,9 +40,8 @@ def after_a_change(loader: Any, planned: Callable[[], Any]) -> str:
 
 def _tried(loader: Any, planned: Callable[[], Any]) -> str:
     """Run the test. It runs in a forked process, so it may change anything."""
-    if isinstance(loader.dataset, IMMUTABLE):
-        return ""
-    _change(loader.dataset)
+    if why := _change(loader.dataset):
+        return why
     own = [
         generator for generator in (loader.generator, getattr(loader.sampler, "generator", None)) if generator is not None
     ]
@@ -59,16 +56,22 @@ def _tried(loader: Any, planned: Callable[[], Any]) -> str:
     return difference(expected, given, "batches after a change")
 
 
-def _change(dataset: Any) -> None:
-    """Make a dataset return different samples."""
+def _change(dataset: Any) -> str:
+    """Make a dataset return different samples; return why that is impossible, or "" if it is done."""
     if isinstance(dataset, list):
         dataset[:] = [*dataset[1:], *dataset[:1]]
-        return
+        return ""
     kind: Any = type(dataset)
     one, many = kind.__getitem__, getattr(kind, "__getitems__", None)
-    kind.__getitem__ = lambda dataset, index: other(one(dataset, index))
+    try:
+        kind.__getitem__ = lambda dataset, index: other(one(dataset, index))
+    except TypeError:  # a built-in class
+        return (
+            f"an epoch after a change could not be tested: put the samples in a list or a Dataset, not in a {kind.__name__}"
+        )
     if many is not None:
         kind.__getitems__ = lambda dataset, indices: [other(sample) for sample in many(dataset, indices)]
+    return ""
 
 
 def other(value: Any) -> Any:

@@ -219,16 +219,16 @@ class PureLoad:
         self._given, self._rate = 0, compared_frac(self._num)
         if self._trust.reason:
             return
-        before, enough, why = get_random_state(), compared_samples(self._num), ""
+        before, enough = get_random_state(), compared_samples(self._num)
         cached = (index for index in self._random.sample(range(self._num), self._num) if self._kept(index) is not MISSING)
         chosen = list(islice(cached, enough))
         self._start_compared = len(chosen) == enough
         if self._kept_batch is None:
             why = self._why_others(chosen)
-        for start in range(0, 0 if self._kept_batch is None else len(chosen), AT_ONCE):
-            some = chosen[start : start + AT_ONCE]
-            if why := self._why_collated(some, functools.partial(self._collated, some), before):
-                break
+        else:
+            groups = (chosen[start : start + AT_ONCE] for start in range(0, len(chosen), AT_ONCE))
+            whys = (self._why_collated(some, functools.partial(self._collated, some), before) for some in groups)
+            why = next(filter(None, whys), "")
         if why:
             set_random_state(before)
             self._trust.lose(why, given=False)
