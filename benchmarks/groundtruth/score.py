@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.groundtruth.cost import own_cost, run_cost
 from benchmarks.groundtruth.processes import unwinding_when_told_to_end, wait
-from benchmarks.groundtruth.traceml import ARMS, traceml_part, traceml_score
+from benchmarks.groundtruth.traceml import ARMS, check_python, traceml_part, traceml_score
 from benchmarks.groundtruth.truth import Case, load_truth
 from benchmarks.groundtruth.verdict import GOALS, failed_part, judged, profile_part, reached, score, tune_part
 from benchmarks.record import ROOT
@@ -56,6 +56,8 @@ def main(words: Sequence[str] | None = None) -> None:
         NAME, f"python -m benchmarks groundtruth --budget {asked.budget} --seconds {asked.seconds:g}", whole
     )
     traceml = asked.traceml and asked.traceml.absolute()
+    if traceml:
+        check_python(traceml)
     with unwinding_when_told_to_end():
         run_scripts(results, load_truth(asked.only), _measures(parts, asked, traceml), again=asked.again)
         if "cost" in parts and not asked.only:

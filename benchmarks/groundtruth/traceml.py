@@ -29,6 +29,8 @@ from hasten.core.card import Bottleneck
 MARKED = Path(__file__).with_name("marked.py")
 LIMIT_S = 300.0
 ARMS = ("plain", "marked")
+IMPORTED = ("numpy", "sklearn", "torch")
+"""Packages that the scripts import."""
 
 CATEGORIES: Mapping[str, frozenset[Bottleneck]] = {
     "INPUT_BOUND": frozenset({Bottleneck.INPUT}),
@@ -49,6 +51,18 @@ def traceml_part(command: Path, case: Case) -> Row:
     """Run a script with TraceML in both ways."""
     arms = {arm: run_traceml(command, case, marked=arm == "marked") for arm in ARMS}
     return {**arms, "version": version_of(command)}
+
+
+def check_python(command: Path) -> None:
+    """Check that the scripts can run beside TraceML: a script that cannot start would count against TraceML.
+
+    Raises:
+        SystemExit: The Python in the folder of the command lacks a package that the scripts import.
+    """
+    done = subprocess.run([command.parent / "python", "-c", f"import {', '.join(IMPORTED)}"], capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1]
+        raise SystemExit(f"{command.parent / 'python'} cannot run the scripts: {said}. Install that package there.")
 
 
 def version_of(command: Path) -> str:
