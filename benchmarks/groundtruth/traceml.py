@@ -59,7 +59,8 @@ def check_python(command: Path) -> None:
     Raises:
         SystemExit: The Python in the folder of the command lacks a package that the scripts import.
     """
-    done = subprocess.run([command.parent / "python", "-c", f"import {', '.join(IMPORTED)}"], capture_output=True, text=True)
+    words = [command.parent / "python", "-c", f"import {', '.join(IMPORTED)}"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1]
         raise SystemExit(f"{command.parent / 'python'} cannot run the scripts: {said}. Install that package there.")
