@@ -59,7 +59,7 @@ def check_python(command: Path) -> None:
     Raises:
         SystemExit: The Python in the folder of the command lacks a package that the scripts import.
     """
-    words = [command.parent / "python", "-c", f"import {', '.join(IMPORTED)}"]
+    words = [str(command.parent / "python"), "-c", f"import {', '.join(IMPORTED)}"]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1]

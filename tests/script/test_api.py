@@ -71,6 +71,10 @@ def train(
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
 
 
+def broken_on_purpose(*_args: Any, **_kwargs: Any) -> None:
+    raise RuntimeError("broken on purpose")
+
+
 def entries() -> list[Any]:
     """Return every attribute that a seam may replace."""
     hooks = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
@@ -249,10 +253,7 @@ def test_a_forked_process_is_not_watched(tmp_path: Path) -> None:
 
 
 def test_what_of_ours_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_args: Any, **_kwargs: Any) -> None:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(Seams, "install", broken)
+    monkeypatch.setattr(Seams, "install", broken_on_purpose)
     alone = train()
     with pytest.warns(UserWarning, match="broken on purpose"), hasten.attach() as watched:
         assert train() == alone
@@ -261,12 +262,9 @@ def test_what_of_ours_fails_does_not_end_the_training(monkeypatch: pytest.Monkey
 
 
 def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken(*_args: Any, **_kwargs: Any) -> None:
-        raise RuntimeError("broken on purpose")
-
     for name in ("report", "write_json"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"hasten.script.attach.{name}", broken)
+            patch.setattr(f"hasten.script.attach.{name}", broken_on_purpose)
             watched = hasten.attach(json=tmp_path / "profile.json")
             with pytest.warns(UserWarning, match="broken on purpose"), watched:
                 train()
@@ -274,6 +272,19 @@ def test_what_cannot_be_kept_or_written_does_not_end_the_training(monkeypatch: p
                 raise KeyError("in the loop")
         assert "RuntimeError: broken on purpose" in watched.failures["watching"]
     assert watched.profile()["steps"] == 9
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_an_error_inside_a_seam_is_told_and_does_not_end_the_training(
+    plan: Plan | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = train()
+    fault = "hasten.script.watch.trained.Trained.kind" if plan is None else "hasten.script.plan.host.Host._open"
+    monkeypatch.setattr(fault, None)  # a function of this file would pass as the script's own
+    with pytest.warns(UserWarning, match="was not watched: TypeError: 'NoneType' object"), hasten.attach(plan) as watched:
+        assert train() == alone
+    assert "watching" in watched.failures
+    assert watched.profile()["steps"] > 1
 
 
 def test_where_warnings_are_errors_nothing_is_left_on() -> None:

@@ -111,6 +111,7 @@ class Watched:
         self._seams: Seams | None = None
         self._host: Host | None = None
         self._seen: dict[str, Any] | None = None
+        self._reported = frozenset[str]()
         self._pid = 0
 
     def __enter__(self) -> Self:
@@ -126,6 +127,7 @@ class Watched:
         except Exception as error:  # noqa: BLE001 - an error in Hasten must not end the training
             self._take_off()
             self.failures["watching"] = f"{type(error).__name__}: {error}"
+        self._reported = frozenset(self.failures)
         try:
             _warn(self.failures)
         except UserWarning:  # if warnings are errors, the block is never entered, and so `__exit__` is never called
@@ -137,14 +139,13 @@ class Watched:
         """Remove everything, keep the observations, and let an error propagate without Hasten's frames in its traceback."""
         if os.getpid() != self._pid:
             return  # a forked process left the block; the watch belongs to its parent
-        reported = dict(self.failures)
         self._attempt(lambda: self._keep(ended=error is None))
         self._take_off()
         if error is not None:
             strip_chain(error)
         self._attempt(self._write)
         if error is None:
-            _warn({name: why for name, why in self.failures.items() if name not in reported})
+            _warn({name: why for name, why in self.failures.items() if name not in self._reported})
 
     def phases(self) -> dict[str, float]:
         """Return the share of time of each phase over the last 512 steps or fewer. Empty before the second step."""
@@ -201,12 +202,14 @@ class Watched:
         self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # watches the current thread
         fetch = Fetch(self._recorder, Trained())
         self._seams = Seams(self._recorder, fetch)
+        self._seams.on_failure = self._seam_failed
         if self._following is not None:
             self._monitor = ScriptMonitor(
                 self._following, self._recorder, self._seams, fetch, say=say_on_stderr, failed=self._monitor_failed
             )
         if self.plan.names:
             self._host = Host(self.plan)
+            self._host.on_failure = self._seam_failed
             self._host.begin()
         self._seams.install(excepthook=False, tensor_methods=not _compiled_already())
 
@@ -234,6 +237,11 @@ class Watched:
 
     def _monitor_failed(self, error: Exception) -> None:
         self.failures.setdefault("monitoring", f"{type(error).__name__}: {error}")
+
+    def _seam_failed(self) -> None:
+        """Note the error that is being handled. Only the first is reported; what a seam did not see is missing."""
+        error = sys.exception()
+        self.failures.setdefault("watching", f"a part of the training was not watched: {type(error).__name__}: {error}")
 
     def _leave(self, host: Host) -> None:
         took = tuple(name for name in host.applied if name not in host.failures)
