@@ -57,13 +57,16 @@ def check_python(command: Path) -> None:
     """Check that the scripts can run beside TraceML: a script that cannot start would count against TraceML.
 
     Raises:
-        SystemExit: The Python in the folder of the command lacks a package that the scripts import.
+        SystemExit: There is no Python in the folder of the command, or it lacks a package that the scripts import.
     """
-    words = [str(command.parent / "python"), "-c", f"import {', '.join(IMPORTED)}"]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1]
-        raise SystemExit(f"{command.parent / 'python'} cannot run the scripts: {said}. Install that package there.")
+    python = str(command.parent / "python")
+    try:
+        subprocess.run([python, "-c", f"import {', '.join(IMPORTED)}"], check=True, capture_output=True, text=True)
+    except OSError as error:
+        raise SystemExit(f"There is no Python beside {command}: {error}. Give the path of traceml's own command.") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()[-1]
+        raise SystemExit(f"{python} cannot run the scripts: {said}. Install that package there.") from None
 
 
 def version_of(command: Path) -> str:
