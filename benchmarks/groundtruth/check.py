@@ -20,12 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.groundtruth.truth import Case, load_truth
+from benchmarks.groundtruth.truth import INJECTED_LEAST, Case, load_truth
 from benchmarks.result_file import ResultFile, Row
 from hasten.core.errors import TrialError
 
 NAME = "groundtruth_check"
-INJECTED_LEAST = 1.3
 CLEAN_MOST = 1.1
 ROUNDS, MOST_ROUNDS = 3, 7
 NEAR = 0.08

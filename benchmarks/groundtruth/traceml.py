@@ -57,13 +57,14 @@ def check_python(command: Path) -> None:
     """Check that the scripts can run beside TraceML: a script that cannot start would count against TraceML.
 
     Raises:
-        SystemExit: There is no Python in the folder of the command, or it lacks a package that the scripts import.
+        SystemExit: The command or the Python beside it is missing, or that Python lacks a package that the scripts import.
     """
-    python = str(command.parent / "python")
+    python = command.parent / "python"
+    for needed in (command, python):
+        if not needed.exists():
+            raise SystemExit(f"There is no file {needed}. Give the path of traceml in the environment that it is in.")
     try:
-        subprocess.run([python, "-c", f"import {', '.join(IMPORTED)}"], check=True, capture_output=True, text=True)
-    except OSError as error:
-        raise SystemExit(f"There is no Python beside {command}: {error}. Give the path of traceml's own command.") from None
+        subprocess.run([str(python), "-c", f"import {', '.join(IMPORTED)}"], check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines()[-1]
         raise SystemExit(f"{python} cannot run the scripts: {said}. Install that package there.") from None

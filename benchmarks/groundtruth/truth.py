@@ -23,8 +23,8 @@ SCRIPTS = FOLDER / "scripts"
 TRUTH = FOLDER / "truth.toml"
 NO_REMEDY = "none"
 NEEDS = ("cuda", "slow denormals")
-SLOW = 1.3
-"""Denormal numbers are slow if they take this many times as long. A bottleneck must cost as much (`check`)."""
+INJECTED_LEAST = 1.3
+"""Number of times as long that a bottleneck must make a script take. It also decides whether denormal numbers are slow."""
 TURNS = 9
 """Number of turns of that measurement, and of products in each."""
 KEYS = frozenset({"about", "bottleneck", "where", "remedy", "judged_by", "needs", "clean"})
@@ -69,7 +69,7 @@ class Case:
         """Why the bottleneck cannot exist on this machine; empty if it can."""
         if self.needs == "cuda" and not torch.cuda.is_available():
             return "this machine has no NVIDIA GPU"
-        if self.needs == "slow denormals" and denormals_ratio() < SLOW:
+        if self.needs == "slow denormals" and denormals_ratio() < INJECTED_LEAST:
             return "this processor computes with denormal numbers at full speed"
         return ""
 

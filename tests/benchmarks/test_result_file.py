@@ -129,7 +129,7 @@ def test_result_files_are_no_change_of_what_is_measured(tmp_path: Path, monkeypa
         (["--no-tune"], None, ["profile"]),
         (["--part", "tune"], None, ["tune"]),
         (["--part", "traceml"], None, []),
-        (["--part", "traceml", "profile"], Path(sys.executable).with_name("traceml"), ["profile", "traceml"]),
+        (["--part", "traceml", "profile"], Path(sys.executable), ["profile", "traceml"]),
     ],
 )
 def test_the_parts_that_are_asked_for_are_measured(
@@ -155,13 +155,15 @@ def test_an_unknown_part_is_refused() -> None:
 
 
 def test_a_traceml_without_what_the_scripts_import_is_refused(results: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="There is no Python beside"):
-        score.main(["--part", "traceml", "--traceml", str(tmp_path / "traceml")])
-    lacking = tmp_path / "python"
+    command, lacking = tmp_path / "traceml", tmp_path / "python"
+    for missing in (command, lacking):
+        with pytest.raises(SystemExit, match=f"There is no file {missing}"):
+            score.main(["--part", "traceml", "--traceml", str(command)])
+        command.touch()
     lacking.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')  # without site-packages
     lacking.chmod(0o755)
     with pytest.raises(SystemExit, match="cannot run the scripts: ModuleNotFoundError: No module named 'numpy'"):
-        score.main(["--part", "traceml", "--traceml", str(tmp_path / "traceml")])
+        score.main(["--part", "traceml", "--traceml", str(command)])
     assert not results.exists()
 
 

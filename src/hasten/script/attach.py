@@ -97,8 +97,8 @@ class Watched:
     Attributes:
         plan: As given.
         applied: Optimizations of the plan that were applied, available after the block.
-        failures: Reason for each optimization that was not applied. The key `watching` means a failure of the watch itself.
-            The loop continues in either case.
+        failures: Reason for each optimization that was not applied. The keys `watching`, `monitoring` and `plan` mean an
+            internal error in one of these. The loop continues in every case.
     """
 
     def __init__(self, plan: Plan | None = None, json: Path | None = None, following: Following | None = None) -> None:
@@ -202,14 +202,14 @@ class Watched:
         self._recorder = Recorder(updates=0, seconds=0.0, memory=memory_in_use, rests=True)  # watches the current thread
         fetch = Fetch(self._recorder, Trained())
         self._seams = Seams(self._recorder, fetch)
-        self._seams.on_failure = self._seam_failed
+        self._seams.on_failure = functools.partial(self._failed_in_part, "watching")
         if self._following is not None:
             self._monitor = ScriptMonitor(
                 self._following, self._recorder, self._seams, fetch, say=say_on_stderr, failed=self._monitor_failed
             )
         if self.plan.names:
             self._host = Host(self.plan)
-            self._host.on_failure = self._seam_failed
+            self._host.on_failure = functools.partial(self._failed_in_part, "plan")
             self._host.begin()
         self._seams.install(excepthook=False, tensor_methods=not _compiled_already())
 
@@ -238,10 +238,10 @@ class Watched:
     def _monitor_failed(self, error: Exception) -> None:
         self.failures.setdefault("monitoring", f"{type(error).__name__}: {error}")
 
-    def _seam_failed(self) -> None:
-        """Note the error that is being handled. Only the first is reported; what a seam did not see is missing."""
+    def _failed_in_part(self, name: str) -> None:
+        """Note the error that is being handled, unless one was noted. The rest of the watch or of the plan continues."""
         error = sys.exception()
-        self.failures.setdefault("watching", f"a part of the training was not watched: {type(error).__name__}: {error}")
+        self.failures.setdefault(name, f"failed in part: {type(error).__name__}: {error}")
 
     def _leave(self, host: Host) -> None:
         took = tuple(name for name in host.applied if name not in host.failures)
