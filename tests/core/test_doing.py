@@ -27,14 +27,14 @@ def test_it_is_shown_within_the_block_only(caplog: pytest.LogCaptureFixture) -> 
 
 def test_loading_is_said_only_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     said: Queue[str] = Queue()
-    monkeypatch.setattr(say, "say_error", said.put)
+    monkeypatch.setattr(say, "say", lambda words, **_: said.put(words.plain))
     with say.loading_shown("fast.py:J"):
         pass
     monkeypatch.setattr(say, "LOADING_S", 0.0)
     with say.loading_shown("hidden.py:J", is_shown=False):
         pass
     with say.loading_shown("slow.py:J"):
-        assert said.get(timeout=10) == "loading slow.py:J"
+        assert said.get(timeout=10).endswith(" s  loading slow.py:J")  # as a step, not as an error
     assert said.empty()
 
 

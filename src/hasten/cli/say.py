@@ -140,13 +140,15 @@ def say_error(words: str) -> None:
 def loading_shown(target: str, *, is_shown: bool = True) -> Iterator[None]:
     """Say that a target is being loaded if the block takes longer than a second: imports and data may take many.
 
+    The line looks like that of a step. Only errors and warnings begin with `hasten: `.
+
     Args:
         target: The job or script.
         is_shown: Whether this process may say so.
     """
-    timer = Timer(LOADING_S, say_error, (f"loading {target}",))
+    timer = Timer(LOADING_S, Narrator(None), (f"loading {target}",))
     timer.daemon = True
-    if is_shown and voice.get().level >= 0:
+    if is_shown:
         timer.start()
     try:
         yield
