@@ -26,14 +26,14 @@ class Blocks(Samples):
 
     def __init__(self, on_disk: set[int]) -> None:
         self.counts = np.ones(6, np.int64)
-        self.on_disk, self.events = on_disk, list[str]()
+        self.on_disk, self.events, self.seconds = on_disk, list[str](), 0.0
 
     def hint(self, blocks: Any) -> None:
         self.events += [f"hint {number}" for number in blocks]
 
     def open(self, blocks: Any) -> Any:
         self.events += [f"open {number}" for number in blocks]
-        time.sleep(0.01 * len(self.on_disk.intersection(blocks.tolist())))
+        self.seconds += 0.01 * len(self.on_disk.intersection(blocks.tolist()))
         return blocks
 
     def take(self, opened: Any, samples: Any, buffers: Buffers) -> Any:
@@ -54,6 +54,7 @@ def test_windows_are_asked_for_early_once_one_had_to_be_read(
 ) -> None:
     monkeypatch.setattr("hasten.data.stream.opened._FROM_DISK_SECONDS", 0.005)
     samples = Blocks(on_disk)
+    monkeypatch.setattr("hasten.data.stream.opened.perf_counter", lambda: samples.seconds)
     opened = Opened(samples, order := Order(samples.counts, seed=0, epoch=0, shuffle=False, window_blocks=1))
     for number in range(6):
         assert opened.take(order.parts(number, number + 1), Buffers(most=1))["number"].tolist() == [number]
