@@ -607,6 +607,13 @@ def test_a_run_that_is_asked_to_end_saves_and_exits_as_is_usual(tmp_path: Path, 
     assert torch.load(out / "model.pt", weights_only=True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verb_says_so(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    monkeypatch.setattr("hasten.core.machine.read_machine", lambda: signal.raise_signal(number))
+    done = called("doctor")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "hasten: interrupted\n")
+
+
 def test_details_are_printed_with_v_and_steps_are_not_with_q(capsys: pytest.CaptureFixture[str]) -> None:
     for level, step, detail in ((0, True, False), (1, True, True), (-1, False, False)):
         token = voice.set(Voice(level=level))

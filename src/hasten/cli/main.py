@@ -84,9 +84,10 @@ def main() -> None:
     voice.set(Voice())
     try:
         app(prog_name="hasten")
-    except KeyboardInterrupt:
-        say_error("interrupted")
-        sys.exit(130)
+    except SystemExit as ended:
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):  # Typer makes it an exit
+            say_error("interrupted")
+        raise
     except Exception as error:  # noqa: BLE001 - errors of user code are reported by their own line
         _report(error)
         sys.exit(voice.get().failed)
