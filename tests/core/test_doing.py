@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from queue import Queue
+from time import sleep
 
 import pytest
 
@@ -33,6 +34,10 @@ def test_loading_is_said_only_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(say, "LOADING_S", 0.0)
     with say.loading_shown("hidden.py:J", is_shown=False):
         pass
+    token = say.voice.set(say.Voice(level=-1))
+    with say.loading_shown("quiet.py:J"):
+        sleep(0.1)
+    say.voice.reset(token)
     with say.loading_shown("slow.py:J"):
         assert said.get(timeout=10).endswith(" s  loading slow.py:J")  # as a step, not as an error
     assert said.empty()

@@ -85,7 +85,7 @@ def main() -> None:
     try:
         app(prog_name="hasten")
     except SystemExit as ended:
-        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):  # Typer makes it an exit
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):  # Typer turned it into an exit
             say_error("interrupted")
         raise
     except Exception as error:  # noqa: BLE001 - errors of user code are reported by their own line

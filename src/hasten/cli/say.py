@@ -148,7 +148,7 @@ def loading_shown(target: str, *, is_shown: bool = True) -> Iterator[None]:
     """
     timer = Timer(LOADING_S, Narrator(None), (f"loading {target}",))
     timer.daemon = True
-    if is_shown:
+    if is_shown and voice.get().level >= 0:  # here, because the timer's thread does not inherit the voice
         timer.start()
     try:
         yield

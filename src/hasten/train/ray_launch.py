@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any
 
 from hasten.core.errors import MachineError
+from hasten.core.ray import load_ray
 from hasten.core.seeding import hash_seeded
 from hasten.train.launch import SIGNALED, STOP_S
 from hasten.train.process_group import LAUNCHER, LOOPBACK
@@ -61,7 +62,7 @@ class RankHost:
 
     def place(self) -> Place:
         """Return where this actor runs."""
-        ray = _ray()
+        ray = load_ray()
         with socket.socket() as free:
             free.bind(("", 0))
             port = int(free.getsockname()[1])
@@ -97,7 +98,7 @@ def launch_on_ray(world: int, command: Sequence[str]) -> int:
     Raises:
         MachineError: Ray is not installed, or the cluster has too few cores for the ranks.
     """
-    ray = _ray()
+    ray = load_ray()
     mine = not ray.is_initialized()
     if mine:
         room = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": max(world, os.cpu_count() or 1)}
@@ -181,11 +182,3 @@ def _status(ray: Any, result: Any, rank: int) -> int:
         sys.stderr.write(f"hasten: rank {rank} was lost: {type(error).__name__}\n")
         return 1
     return status if status >= 0 else SIGNALED - status
-
-
-def _ray() -> Any:
-    try:
-        import ray  # noqa: PLC0415  in the extra `ray`
-    except ImportError as error:
-        raise MachineError("--ray needs Ray: pip install 'hasten[ray]'.") from error
-    return ray

@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from hasten.core.errors import DataError, HastenError, MachineError
+from hasten.core.errors import DataError, HastenError
+from hasten.core.ray import load_ray
 from hasten.data.convert.unit import Converted, Task, convert_unit
 
 RETRIES = 3
 """Number of restarts of a unit whose worker died. The limit stops units that need too much memory."""
 _OBJECT_BYTES = 128 * 2**20
-"""Size of a local cluster's object store. Only a few lines of text pass through it."""
+"""Size of a local cluster's object store. Only descriptions pass through it."""
 _SUBMITTED = 1_000
-"""Number of units that Ray knows of at a time, so that waiting takes no longer with more of them."""
+"""Largest number of units that are submitted at a time. Waiting takes longer with more."""
 
 
 class RayRunner:
@@ -33,7 +34,7 @@ class RayRunner:
     """
 
     def __init__(self) -> None:
-        self._ray = _ray()
+        self._ray = load_ray()
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[Converted]:
         """Convert the tasks.
@@ -66,10 +67,11 @@ class RayRunner:
                 f"are kept. Run the same command again, with or without --ray."
             ) from error
         finally:
-            for reference in running:
-                ray.cancel(reference)
             if owned:
                 ray.shutdown()
+            else:
+                for reference in running:
+                    ray.cancel(reference)
 
 
 def _convert(ray: Any) -> Any:
@@ -82,12 +84,3 @@ def _convert(ray: Any) -> Any:
             return str(error)
 
     return ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(convert)
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage statistics
-    try:
-        import ray  # noqa: PLC0415  of the extra `ray`
-    except ImportError as error:
-        raise MachineError("--ray needs Ray: pip install 'hasten[ray]'.") from error
-    return ray

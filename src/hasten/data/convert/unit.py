@@ -88,29 +88,15 @@ class Converted:
             text = (folder / DONE).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        return cls.from_json(text, folder)
-
-    @classmethod
-    def from_json(cls, text: str, folder: Path) -> Converted:
-        """Parse the result of `to_json`.
-
-        Args:
-            text: The JSON text.
-            folder: Current folder of the unit.
-        """
         read = json.loads(text)
         written = {**read.pop("written"), "folder": str(folder)}  # the store may have moved
         return cls(written=Written(**{**written, "schema": bytes.fromhex(written["schema"])}), **read)
 
-    def to_json(self) -> str:
-        """Return the result as text, for a file or another machine."""
-        read = asdict(self)
-        read["written"]["schema"] = self.written.schema.hex()
-        return json.dumps(read)
-
     def save(self, folder: Path) -> None:
         """Save the result in the unit's folder, which marks the unit as completed."""
-        write_atomically(folder / DONE, self.to_json())
+        read = asdict(self)
+        read["written"]["schema"] = self.written.schema.hex()
+        write_atomically(folder / DONE, json.dumps(read))
 
 
 def convert_unit(task: Task) -> Converted:
